@@ -1,0 +1,40 @@
+"""Bilevel optimisation with a fully single loop: no inner solve, no Hessian inverse, one product a step.
+
+problem = fsla.Problem(inner_loss, outer_loss)
+h = fsla.hypergradient(problem, fsla.Point(lam, omega), inner_batch, outer_batch, method="cg")
+solver = fsla.algorithms.fsla(fsla.rates.paper(delta=1.0, c_tau=1.0, c_beta=1.0, c_eta=0.9))
+state = solver.init(problem, fsla.Point(lam, omega), xi)
+state = solver.step(problem, state, xi)
+"""
+
+from fsla import algorithms, projection, rates, theory, tree
+from fsla.autodiff import Problem
+from fsla.evaluate import DivergenceWarning, Hypergradient, check_hypergradient, hypergradient
+from fsla.module import functional
+from fsla.problem import Batches, Point, Sample
+from fsla.solver import Solver, State
+from fsla.wrap import Counted, Counts, Shared
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Batches",
+    "Counted",
+    "Counts",
+    "DivergenceWarning",
+    "Hypergradient",
+    "Point",
+    "Problem",
+    "Sample",
+    "Shared",
+    "Solver",
+    "State",
+    "algorithms",
+    "check_hypergradient",
+    "functional",
+    "hypergradient",
+    "projection",
+    "rates",
+    "theory",
+    "tree",
+]

@@ -1,0 +1,3 @@
+from fsla.cli import main
+
+main()

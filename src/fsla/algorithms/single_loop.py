@@ -1,0 +1,44 @@
+"""FSLA and its nearest relatives: one Solver each, with v carried from step to step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal
+
+from fsla.direction import Plain, by_name
+from fsla.estimators import Tracked
+from fsla.inner import Descent
+from fsla.projection import Projection
+from fsla.rates import Rates, paper
+from fsla.solver import Solver
+
+
+def fsla(
+    rates: Callable[[int], Rates] = paper(),  # noqa: B008 (frozen)
+    *,
+    v_at: Literal["old", "new"] = "old",
+    momentum: str = "storm",
+    project: Projection | None = None,
+    radius: float | None = None,
+) -> Solver:
+    """Algorithm 1. Per step: 1 ∂_ω G, 1 ∂_ω F, 1 HVP, and with STORM 2 ∂_λ F and 2 cross products.
+
+    Args:
+        rates: step sizes as a function of k, such as `fsla.rates.paper(...)`.
+        v_at: "old" moves v at ω_k, as Algorithm 1 and its proof have it; "new" at ω_{k+1}, as the single-loop
+            equation has.
+        momentum: "storm" (Algorithm 1), "average" or "none".
+        project: keeps λ in a set, such as `fsla.projection.Box(0, 1)`.
+        radius: keeps ‖v‖ under this bound.
+    """
+    return Solver(Tracked(radius=radius), rates, direction=by_name(momentum), v_at=v_at, project=project)
+
+
+def single_loop(rates: Callable[[int], Rates], *, project: Projection | None = None) -> Solver:
+    """The deterministic single-loop equation of section 4: v at the new ω, and no momentum. Give it full batches."""
+    return fsla(rates, v_at="new", momentum="none", project=project)
+
+
+def amigo(rates: Callable[[int], Rates], *, T: int = 10, Q: int = 10, project: Projection | None = None) -> Solver:
+    """AmIGO (Arbel & Mairal 2022): T warm steps on ω and Q on v, each with its own batch where `Batches` are given."""
+    return Solver(Tracked(steps=Q), rates, Descent(T), direction=Plain(), v_at="new", project=project)

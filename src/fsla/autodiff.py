@@ -1,0 +1,185 @@
+"""The five oracles from two losses, by reverse-mode automatic differentiation.
+
+∂_ω G is taken once with its graph kept; H v and J v are then one more reverse pass each over <∂_ω G, v>, or one pass
+for both. Which engine computes a product is decided in this file and nowhere else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from fsla.problem import Batch, Inner, Outer, Point
+from fsla.tree import Tree, row, zeros_like
+
+Loss = Callable[[Tree, Tree, Batch], Tensor]
+
+
+class Problem:
+    """A bilevel problem from its two losses.
+
+    Args:
+        inner_loss: G(λ, ω; batch), called as ``inner_loss(lam, omega, batch)``; returns a 0-d tensor.
+        outer_loss: F(λ, ω; batch), of the same form.
+        direct: whether F itself reads λ. By default this is found out when ∂_λ F is first asked for and then kept:
+            where F does not read λ, as in data cleaning, ∂_λ F costs nothing. Say True if F reads λ on some batches
+            only.
+
+    Both losses must be functions of their arguments alone: no randomness inside, no statistics that move.
+    """
+
+    def __init__(self, inner_loss: Loss, outer_loss: Loss, *, direct: bool | None = None) -> None:
+        for name, loss in (("inner_loss", inner_loss), ("outer_loss", outer_loss)):
+            if not callable(loss):
+                raise TypeError(f"{name} must be callable as (lam, omega, batch). Got {type(loss).__name__} instead.")
+        self.inner_loss = inner_loss
+        self.outer_loss = outer_loss
+        self.direct = direct
+
+    def inner_at(self, at: Point, batch: Batch) -> Inner:
+        return _Linearised(self, at, batch)
+
+    def outer_at(self, at: Point, batch: Batch) -> Outer:
+        return _Evaluated(self, at, batch)
+
+
+class _Linearised:
+    """∂_ω G at one point on one batch: one graph, as many products as wanted."""
+
+    def __init__(self, problem: Problem, at: Point, batch: Batch) -> None:
+        self._loss, self._batch = problem.inner_loss, batch
+        self._lam, self._omega = _leaves(at.lam), _leaves(at.omega)
+
+    @cached_property
+    def _value(self) -> Tensor:
+        return _evaluate(self._loss, self._lam, self._omega, self._batch, "inner loss G")
+
+    @cached_property
+    def _grad(self) -> Tree:
+        return _first(self._value, self._omega, "inner loss G", create_graph=True)
+
+    @property
+    def value(self) -> Tensor:
+        return self._value.detach()
+
+    @cached_property
+    def grad(self) -> Tree:
+        return _detached(self._grad)
+
+    def hvp(self, v: Tree) -> Tree:
+        return _filled(self._pull(v, list(self._omega.values())), self._omega)
+
+    def cross(self, v: Tree) -> Tree:
+        return _filled(_reached(self._pull(v, list(self._lam.values()))), self._lam)
+
+    def hvp_cross(self, v: Tree) -> tuple[Tree, Tree]:
+        both = self._pull(v, [*self._omega.values(), *self._lam.values()])
+        n = len(self._omega)
+        return _filled(both[:n], self._omega), _filled(_reached(both[n:]), self._lam)
+
+    def cross_t(self, u: Tree) -> Tree:
+        lam = list(self._lam.values())
+        by_lam = _reached(torch.autograd.grad(self._value, lam, create_graph=True, allow_unused=True))
+        return _filled(_vjp(by_lam, row(u, self._lam), list(self._omega.values())), self._omega)
+
+    def _pull(self, v: Tree, wrt: list[Tensor]) -> Sequence[Tensor | None]:
+        return _vjp(list(self._grad.values()), row(v, self._omega), wrt)
+
+
+class _Evaluated:
+    """F at one point on one batch."""
+
+    def __init__(self, problem: Problem, at: Point, batch: Batch) -> None:
+        self._problem, self._batch = problem, batch
+        self._lam, self._omega = _leaves(at.lam), _leaves(at.omega)
+
+    @cached_property
+    def _value(self) -> Tensor:
+        return _evaluate(self._problem.outer_loss, self._lam, self._omega, self._batch, "outer loss F")
+
+    @property
+    def value(self) -> Tensor:
+        return self._value.detach()
+
+    @cached_property
+    def d_omega(self) -> Tree:
+        return _detached(_first(self._value, self._omega, "outer loss F", retain_graph=True))
+
+    @cached_property
+    def d_lam(self) -> Tree:
+        if self._problem.direct is False:
+            return zeros_like(self._lam)
+        if not self._value.requires_grad:
+            raise ValueError("The outer loss F must depend on omega, but no tensor of omega reaches it.")
+        lam = list(self._lam.values())
+        grads = torch.autograd.grad(self._value, lam, retain_graph=True, allow_unused=True)
+        if self._problem.direct is None:
+            self._problem.direct = any(g is not None for g in grads)
+        return _filled(grads, self._lam)
+
+
+def _leaves(x: Tree) -> Tree:
+    return {name: t.detach().requires_grad_() for name, t in x.items()}
+
+
+def _detached(x: Tree) -> Tree:
+    return {name: t.detach() for name, t in x.items()}
+
+
+def _evaluate(loss: Loss, lam: Tree, omega: Tree, batch: Batch, name: str) -> Tensor:
+    with torch.enable_grad():
+        value: object = loss(lam, omega, batch)
+    if not isinstance(value, Tensor):
+        raise TypeError(f"The {name} must return a 0-d tensor. Got {type(value).__name__} instead.")
+    if value.ndim != 0 or not value.dtype.is_floating_point:
+        raise ValueError(
+            f"The {name} must return a real 0-d tensor. Got shape {tuple(value.shape)}, {value.dtype} instead. "
+            "Reduce it with .mean() or .sum()."
+        )
+    return value
+
+
+def _first(value: Tensor, wrt: Tree, name: str, *, create_graph: bool = False, retain_graph: bool = False) -> Tree:
+    """The gradient of a loss with respect to ω."""
+    grads: Sequence[Tensor | None] = [None]
+    if value.requires_grad:
+        grads = torch.autograd.grad(
+            value,
+            list(wrt.values()),
+            create_graph=create_graph,
+            retain_graph=create_graph or retain_graph,
+            allow_unused=True,
+        )
+    if all(g is None for g in grads):
+        raise ValueError(
+            f"The {name} must depend on omega, but no tensor of omega reaches it. It must use the omega that it is "
+            "given (not a module's own parameters), without .detach(), .item() or torch.no_grad()."
+        )
+    return _filled(grads, wrt)
+
+
+def _vjp(outputs: Sequence[Tensor | None], seeds: list[Tensor], wrt: list[Tensor]) -> Sequence[Tensor | None]:
+    live = [(out, seed) for out, seed in zip(outputs, seeds, strict=True) if out is not None and out.requires_grad]
+    if not live:
+        return [None] * len(wrt)
+    outs, grads = zip(*live, strict=True)
+    return torch.autograd.grad(outs, wrt, grads, retain_graph=True, allow_unused=True)
+
+
+def _reached(grads: Sequence[Tensor | None]) -> Sequence[Tensor | None]:
+    """Derivatives by λ, of which at least one must exist."""
+    if all(g is None for g in grads):
+        raise ValueError(
+            "The inner loss G must depend on lam, but its gradient in omega does not: with J = 0 the outer problem "
+            "cannot act through omega. It must use the lam that it is given, in a term that also holds omega."
+        )
+    return grads
+
+
+def _filled(grads: Sequence[Tensor | None], like: Tree) -> Tree:
+    """A tree from gradients; a tensor that the loss does not reach has the gradient zero."""
+    pairs = zip(like.items(), grads, strict=True)
+    return {name: torch.zeros_like(t) if g is None else g for (name, t), g in pairs}

@@ -1,0 +1,32 @@
+"""Checks of arguments: one message that says what must hold and what came."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from difflib import get_close_matches
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+def pick(name: str, table: Mapping[str, T], what: str) -> T:
+    """Returns table[name]; an unknown name is an error that names the nearest one."""
+    if name in table:
+        return table[name]
+    near = get_close_matches(str(name), table, n=1)
+    hint = f" Did you mean {near[0]!r}?" if near else ""
+    raise ValueError(f"The {what} must be one of {', '.join(map(repr, table))}. Got {name!r} instead.{hint}")
+
+
+def whole(value: object, name: str, owner: str) -> None:
+    """Raises unless value is a whole number, at least 1."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"The {name!r} of {owner} must be a whole number. Got {value!r} instead.")
+    if value < 1:
+        raise ValueError(f"The {name!r} of {owner} must be at least 1. Got {value} instead.")
+
+
+def positive(value: float | None, name: str, owner: str) -> None:
+    """Raises unless value is a positive number or None."""
+    if value is not None and not value > 0:
+        raise ValueError(f"The {name!r} of {owner} must be positive. Got {value} instead.")

@@ -1,0 +1,48 @@
+"""How the outer direction d is made from hypergradients g (Algorithm 1, line 9).
+
+    Plain     d = g_new
+    Average   d = (1-η) d + η g_new
+    Storm     d = g_new + (1-η) (d - g_old)      g_old at the old point and memory, on the same sample
+
+With η = 1 all three agree. STORM is unbiased only if the sample of g is independent of the sample that moved ω and v.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from fsla.checks import pick
+from fsla.problem import Point
+from fsla.tree import Scalar, Tree, axpy, scale, sub
+
+Where = tuple[Point, Any]
+"""A point and the estimator's memory there."""
+Gradient = Callable[[Point, Any], Tree]
+Direction = Callable[[Gradient, Where, Where, Tree, Scalar], Tree]
+
+
+@dataclass(frozen=True)
+class Plain:
+    def __call__(self, gradient: Gradient, new: Where, old: Where, d: Tree, eta: Scalar) -> Tree:
+        return gradient(*new)
+
+
+@dataclass(frozen=True)
+class Average:
+    def __call__(self, gradient: Gradient, new: Where, old: Where, d: Tree, eta: Scalar) -> Tree:
+        return axpy(1.0 - eta, d, scale(eta, gradient(*new)))
+
+
+@dataclass(frozen=True)
+class Storm:
+    def __call__(self, gradient: Gradient, new: Where, old: Where, d: Tree, eta: Scalar) -> Tree:
+        return axpy(1.0 - eta, sub(d, gradient(*old)), gradient(*new))
+
+
+MOMENTA: dict[str, Direction] = {"storm": Storm(), "average": Average(), "none": Plain()}
+
+
+def by_name(name: str) -> Direction:
+    return pick(name, MOMENTA, "momentum")

@@ -1,0 +1,263 @@
+"""Hypergradients at a point: every estimator of the paper behind one function, and each against the exact one."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import torch
+
+from fsla import linsolve
+from fsla.checks import pick, positive, whole
+from fsla.estimators import Tracked, Unrolled
+from fsla.exact import solve_adjoint, solve_inner
+from fsla.formulation import Term, apply_rows, matrix_recursion
+from fsla.inner import Descent
+from fsla.problem import Batch, Inner, Oracles, Outer, Point, Sample, check
+from fsla.tree import Tree, axpy, dot, flatten, norm, size, sub, unflatten
+from fsla.wrap import Shared
+
+
+class DivergenceWarning(UserWarning):
+    """A hypergradient was computed by an iteration that diverges, and means nothing."""
+
+
+@dataclass(frozen=True)
+class Hypergradient:
+    """An approximate ∇f(λ) and how far to trust it."""
+
+    value: Tree
+    v: Tree | None
+    """v ≈ H⁻¹ ∂_ω F, where the method has one."""
+    omega: Tree
+    """Where it was evaluated: the given ω, or the one that the method's inner steps ended in."""
+    residual: float | None = None
+    """‖∂_ω F - H v‖ / ‖∂_ω F‖ at `omega`."""
+    converged: bool | None = None
+    """Whether the residual is within the tolerance; None where the method solves no system."""
+    note: str = ""
+
+
+class _Options(NamedTuple):
+    steps: int
+    beta: float | None
+    tol: float | None
+    truncate: int | None
+
+
+def hypergradient(
+    problem: Oracles,
+    at: Point,
+    inner_batch: Batch,
+    outer_batch: Batch,
+    method: str = "cg",
+    *,
+    steps: int = 20,
+    beta: float | None = None,
+    tol: float | None = None,
+    truncate: int | None = None,
+) -> Hypergradient:
+    """Returns the hypergradient at (λ, ω) by one method, with its residual.
+
+    Args:
+        problem: the two losses, as `fsla.Problem`.
+        at: the point. "exact" solves the inner problem from at.omega; "unrolled", "tangent" and "tracked" take
+            `steps` inner steps from it; the others evaluate at at.omega itself, whose distance to ω_λ no number of
+            steps removes.
+        inner_batch, outer_batch: what the losses are given.
+        method: "exact" (ω_λ by Newton, v by a direct solve), "implicit" (Proposition 1 at at.omega, v by a direct
+            solve), "cg", "neumann", "unrolled" (BP), "tangent" (BP in forward mode: p products a step), "tracked"
+            (FSLA at a fixed λ).
+        steps: K, the number of terms, of conjugate-gradient steps or of inner steps.
+        beta: the step of "neumann" and the inner step of the last three; by default 1/L, with L estimated.
+        tol: the relative residual at which "cg" stops and which counts as converged; by default the rounding unit for
+            the first and its square root for the second.
+        truncate: for "unrolled", differentiate through the last `truncate` inner steps only.
+    """
+    compute = pick(method, METHODS, "method")
+    whole(steps, "steps", "hypergradient")
+    for name, value in (("beta", beta), ("tol", tol)):
+        positive(value, name, "hypergradient")
+    check(problem, at, inner_batch, outer_batch)
+    xi = Sample.full(inner_batch, outer_batch)
+    result = compute(problem, Point(at.lam, at.omega), xi, _Options(steps, beta, tol, truncate))
+    if result.note:
+        warnings.warn(result.note, DivergenceWarning, stacklevel=2)
+    return result
+
+
+def _exact(problem: Oracles, at: Point, xi: Sample, opt: _Options) -> Hypergradient:
+    return _implicit(problem, Point(at.lam, solve_inner(problem, at, xi.inner)), xi, opt)
+
+
+def _implicit(problem: Oracles, at: Point, xi: Sample, opt: _Options) -> Hypergradient:
+    inner, outer = problem.inner_at(at, xi.inner), problem.outer_at(at, xi.outer_omega)
+    return _solved(inner, outer, at, solve_adjoint(inner, outer.d_omega), opt)
+
+
+def _cg(problem: Oracles, at: Point, xi: Sample, opt: _Options) -> Hypergradient:
+    inner, outer = problem.inner_at(at, xi.inner), problem.outer_at(at, xi.outer_omega)
+    taken: list[linsolve.Step] = []
+    stop = None if opt.tol is None else opt.tol / 2  # the residual that CG carries drifts from the true one
+    v = linsolve.cg(inner.hvp, outer.d_omega, steps=opt.steps, tol=stop, stop_early=True, history=taken)
+    result = _solved(inner, outer, at, v, opt)
+    if len(taken) == opt.steps or result.converged:
+        return result
+    return replace(
+        result,
+        note=f"CG stopped after {len(taken)} steps: it met a direction of non-positive curvature, so the Hessian of G "
+        "in omega is not positive definite here. Add a ridge to G.",
+    )
+
+
+def _neumann(problem: Oracles, at: Point, xi: Sample, opt: _Options) -> Hypergradient:
+    inner, outer = problem.inner_at(at, xi.inner), problem.outer_at(at, xi.outer_omega)
+    top = linsolve.largest_eigenvalue(inner.hvp, at.omega)
+    beta = opt.beta or _safe_step(top)
+    result = _solved(inner, outer, at, linsolve.neumann(inner.hvp, outer.d_omega, steps=opt.steps, beta=beta), opt)
+    if beta * top <= 2:
+        return result
+    return replace(
+        result,
+        note=f"The Neumann series diverges: its step must be under 2/L, which is at most {2 / top:.3g} here. "
+        f"Got beta={beta:.3g}. Leave beta out to have about 1/L.",
+    )
+
+
+def _unrolled(problem: Oracles, at: Point, xi: Sample, opt: _Options) -> Hypergradient:
+    shared = Shared(problem)
+    there = _descend(shared, at, xi, opt)
+    return Hypergradient(Unrolled(opt.truncate).gradient(shared, there, None, xi), None, there.omega)
+
+
+def _tangent(problem: Oracles, at: Point, xi: Sample, opt: _Options) -> Hypergradient:
+    there = _descend(problem, at, xi, opt)
+    terms = [Term(problem.inner_at(Point(at.lam, omega), xi.inner), eta) for omega, eta in there.trail]
+    outer = problem.outer_at(there, xi.outer_omega)
+    change = apply_rows(matrix_recursion(terms, at.lam, at.omega), outer.d_omega, at.lam)
+    return Hypergradient(sub(outer.d_lam, change), None, there.omega)
+
+
+def _tracked(problem: Oracles, at: Point, xi: Sample, opt: _Options) -> Hypergradient:
+    beta, descent, tracked = _inner_step(problem, at, xi, opt), Descent(), Tracked()
+    v = tracked.init(at)
+    for _ in range(opt.steps):  # the single-loop equation of section 4 with α = 0
+        at, _ = descent.run(problem, at, None, xi, beta)
+        v = tracked.advance(problem, at, v, xi, beta)
+    return _solved(problem.inner_at(at, xi.inner), problem.outer_at(at, xi.outer_omega), at, v, opt)
+
+
+METHODS: dict[str, Callable[[Oracles, Point, Sample, _Options], Hypergradient]] = {
+    "exact": _exact,
+    "implicit": _implicit,
+    "cg": _cg,
+    "neumann": _neumann,
+    "unrolled": _unrolled,
+    "tangent": _tangent,
+    "tracked": _tracked,
+}
+
+
+def _descend(problem: Oracles, at: Point, xi: Sample, opt: _Options) -> Point:
+    return Descent(opt.steps, trail=True).run(problem, at, None, xi, _inner_step(problem, at, xi, opt))[0]
+
+
+def _inner_step(problem: Oracles, at: Point, xi: Sample, opt: _Options) -> float:
+    return opt.beta or _safe_step(linsolve.largest_eigenvalue(problem.inner_at(at, xi.inner).hvp, at.omega))
+
+
+def _safe_step(top: float) -> float:
+    """A little under 1/L, since `top` bounds L from below."""
+    return 0.95 / max(top, 1e-30)
+
+
+def _solved(inner: Inner, outer: Outer, at: Point, v: Tree, opt: _Options) -> Hypergradient:
+    """Proposition 1 with the v that was found, and its residual, at the price of one more HVP."""
+    residual = float(linsolve.relative_residual(inner.hvp, outer.d_omega, v))
+    tol = torch.finfo(flatten(v).dtype).eps ** 0.5 if opt.tol is None else opt.tol
+    return Hypergradient(sub(outer.d_lam, inner.cross(v)), v, at.omega, residual, residual <= tol)
+
+
+class Row(NamedTuple):
+    """One method at one K: its relative errors, from the given ω and from ω_λ, and its residual in the first case."""
+
+    method: str
+    steps: int | None
+    error: float
+    error_at_minimum: float
+    residual: float | None
+
+
+@dataclass(frozen=True)
+class HypergradientCheck:
+    """Every estimator against the exact hypergradient, as a table (print it)."""
+
+    rows: list[Row]
+    difference: float
+    """Relative error of the exact one against a central difference of f along a random direction."""
+    inner_distance: float
+    """‖ω - ω_λ‖, which bounds what an estimator at ω can reach."""
+
+    def __str__(self) -> str:
+        lines = [
+            f"exact hypergradient against a central difference of f: relative error {self.difference:.1e}",
+            f"distance of omega from the inner minimum: {self.inner_distance:.1e}",
+            "",
+            f"{'method':10} {'K':>4}   {'error, from omega':>17}   {'from the minimum':>16}   {'residual':>8}",
+        ]
+        for r in self.rows:
+            k, residual = "-" if r.steps is None else r.steps, "-" if r.residual is None else f"{r.residual:.1e}"
+            lines.append(f"{r.method:10} {k:>4}   {r.error:>17.1e}   {r.error_at_minimum:>16.1e}   {residual:>8}")
+        return "\n".join(lines)
+
+
+def check_hypergradient(
+    problem: Oracles,
+    at: Point,
+    inner_batch: Batch,
+    outer_batch: Batch,
+    *,
+    steps: Sequence[int] = (5, 20, 80),
+    beta: float | None = None,
+) -> HypergradientCheck:
+    """Compares every estimator with the exact hypergradient, and that one with a central difference of f.
+
+    Each is run from the given ω and from ω_λ: the first error holds the distance of ω from ω_λ, the second does not.
+    G must be strongly convex in ω, and small enough for many exact solves. "tangent" is left out above 64 coordinates
+    of λ.
+    """
+    exact = hypergradient(problem, at, inner_batch, outer_batch, "exact")
+    rows = []
+    for method in METHODS:
+        if method == "exact" or (method == "tangent" and size(at.lam) > 64):
+            continue
+        for k in [None] if method == "implicit" else steps:
+            found, errors = exact, []
+            for start in (exact.omega, at.omega):
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore", DivergenceWarning)  # the table shows it
+                    here = Point(at.lam, start)
+                    found = hypergradient(problem, here, inner_batch, outer_batch, method, steps=k or 1, beta=beta)
+                errors.append(float(norm(sub(found.value, exact.value)) / norm(exact.value)))
+            rows.append(Row(method, k, errors[1], errors[0], found.residual))
+    return HypergradientCheck(
+        rows, _difference(problem, at, exact, inner_batch, outer_batch), float(norm(sub(at.omega, exact.omega)))
+    )
+
+
+def _difference(problem: Oracles, at: Point, exact: Hypergradient, inner_batch: Batch, outer_batch: Batch) -> float:
+    """The relative error of ∇f along a random unit direction u, against (f(λ+εu) - f(λ-εu)) / 2ε."""
+    flat = flatten(at.lam)
+    u = torch.randn(flat.shape, dtype=flat.dtype, generator=torch.Generator().manual_seed(0)).to(flat.device)
+    direction = unflatten(u / u.norm(), at.lam)
+    step: float = torch.finfo(flat.dtype).eps ** (1 / 3) * max(1.0, float(norm(at.lam)))
+    ends = []
+    for sign in (1.0, -1.0):
+        lam = axpy(sign * step, direction, at.lam)
+        omega = solve_inner(problem, Point(lam, exact.omega), inner_batch)
+        ends.append(float(problem.outer_at(Point(lam, omega), outer_batch).value))
+    slope = float(dot(exact.value, direction))
+    found = (ends[0] - ends[1]) / (2 * step)
+    return abs(found - slope) / max(abs(slope), 1e-30)

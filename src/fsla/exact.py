@@ -1,0 +1,72 @@
+"""Proposition 1 to machine precision: ω_λ by Newton's method, v = H⁻¹ ∂_ω F by a dense or a conjugate-gradient solve.
+
+The reference that every estimator is measured against. Up to DENSE coordinates of ω the Hessian is assembled and
+factorised; above, systems are solved by conjugate gradients to 1e-12.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from fsla.linsolve import cg, relative_residual
+from fsla.problem import Batch, Inner, Oracles, Point
+from fsla.tree import Tree, axpy, basis, dot, flatten, norm, size, unflatten
+
+DENSE = 1000
+_TOL = 1e-12
+
+
+def solve_adjoint(inner: Inner, b: Tree) -> Tree:
+    """Returns v = H⁻¹ b at one point."""
+    if size(b) > DENSE:
+        v = cg(inner.hvp, b, steps=20 * size(b), tol=_TOL, stop_early=True)
+        residual = float(relative_residual(inner.hvp, b, v))
+        if not residual < 1e-3:
+            raise ValueError(f"{_NEEDS} Conjugate gradients stopped at a relative residual of {residual:.1e}.")
+        return v
+    hessian = hessian_matrix(inner, b)
+    factor, failed = torch.linalg.cholesky_ex(hessian)
+    if bool(failed) or not bool(factor.isfinite().all()):
+        lowest = torch.linalg.eigvalsh(hessian)[0] if bool(hessian.isfinite().all()) else torch.tensor(torch.nan)
+        raise ValueError(f"{_NEEDS} Its smallest eigenvalue here is {float(lowest):.3e}.")
+    return unflatten(torch.cholesky_solve(flatten(b)[:, None], factor)[:, 0], b)
+
+
+_NEEDS = (
+    "The exact hypergradient needs a positive definite Hessian of the inner loss G in omega. Add a ridge to G, or use "
+    "method='cg' at a point of your choice."
+)
+
+
+def hessian_matrix(inner: Inner, like: Tree) -> Tensor:
+    """Returns H as an n x n matrix, from n products."""
+    h = torch.stack([flatten(inner.hvp(e)) for e in basis(like)])
+    return (h + h.T) / 2
+
+
+def solve_inner(problem: Oracles, at: Point, batch: Batch, *, steps: int = 100) -> Tree:
+    """Returns ω_λ, from at.omega, by Newton's method with backtracking, to the rounding level of ∂_ω G."""
+    omega, inner = at.omega, problem.inner_at(at, batch)
+    unit = torch.finfo(flatten(omega).dtype).eps
+    for _ in range(steps):
+        move, gap = solve_adjoint(inner, inner.grad), float(norm(inner.grad))
+        length, slope = float(norm(move)), float(dot(move, inner.grad))
+        size = 1 + float(norm(omega))
+        if length <= unit * size:
+            return omega
+        for halving in range(40):
+            new = axpy(-(0.5**halving), move, omega)
+            there = problem.inner_at(Point(at.lam, new), batch)
+            nearer = float(norm(there.grad)) < gap / 2  # near ω_λ the values are equal to rounding
+            if nearer or float(there.value) < float(inner.value) - 1e-4 * 0.5**halving * slope:
+                break
+        else:  # no point on the way is better: ω is as good as rounding allows, or Newton's method has failed
+            break
+        omega, inner = new, there
+    if length <= unit**0.5 * size:
+        return omega
+    raise ValueError(
+        f"The inner problem must be solvable by Newton's method, but its steps stay at length {length:.1e}. "
+        "Check that G is bounded below and strongly convex in omega, or start nearer to its minimum."
+    )

@@ -1,0 +1,24 @@
+"""Small parts of every summary.md: tables and claims."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+    """A Markdown table; None is shown as a dash, floats with three digits."""
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join("| " + " | ".join(_cell(c) for c in line) + " |" for line in lines) + "\n"
+
+
+def _cell(value: object) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, float):
+        return f"{value:.0f}" if value.is_integer() and abs(value) < 1e6 else f"{value:.3g}"
+    return str(value)
+
+
+def claims(rows: Sequence[tuple[str, bool, str]]) -> str:
+    """A Markdown table of claims: what the paper says, whether it held, and the figures."""
+    return table(["claim", "held", "figures"], [(said, "yes" if held else "**no**", seen) for said, held, seen in rows])

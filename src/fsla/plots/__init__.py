@@ -1,0 +1,1 @@
+"""Records -> pictures. Nothing here computes a result."""

@@ -1,0 +1,81 @@
+"""Algorithm 1, for every estimator, inner update, direction and schedule.
+
+    rates(k) ─┐
+    State ──▶ λ' = Π(λ - α d) ──▶ inner.run ─────────▶ (λ', ω') ─┐
+                   └────────────▶ estimator.advance ─▶ v' ────────┴─▶ direction(gradient, new, old, d, η) ──▶ State'
+
+This file is the only place that knows the order. A step is pure: it returns a new state, and the old one stays valid.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple, Protocol
+
+from fsla.direction import Direction, Storm
+from fsla.estimators import Estimator
+from fsla.inner import Descent, InnerUpdate
+from fsla.problem import Oracles, Point, Sample, check
+from fsla.projection import Projection
+from fsla.rates import Rates
+from fsla.tree import Tree, axpy
+from fsla.wrap import Shared
+
+
+class State(NamedTuple):
+    """Where a run stands after k steps: (λ, ω), the memories of the inner update and of the estimator, and d."""
+
+    k: int
+    at: Point
+    inner: Any
+    memory: Any
+    d: Tree
+
+
+class Algorithm(Protocol):
+    """What every algorithm is: a start and a pure step."""
+
+    def init(self, problem: Oracles, at: Point, xi: Sample) -> State: ...
+    def step(self, problem: Oracles, state: State, xi: Sample) -> State: ...
+
+
+@dataclass(frozen=True)
+class Solver:
+    """Algorithm 1 with its parts named. `v_at` says where v moves: at ω_k ("old", the algorithm) or ω_{k+1} ("new")."""
+
+    estimator: Estimator
+    rates: Callable[[int], Rates]
+    inner: InnerUpdate = field(default_factory=Descent)
+    direction: Direction = field(default_factory=Storm)
+    v_at: Literal["old", "new"] = "old"
+    project: Projection | None = None
+
+    def __post_init__(self) -> None:
+        if self.v_at not in ("old", "new"):
+            raise ValueError(f"The 'v_at' of a Solver must be 'old' or 'new'. Got {self.v_at!r} instead.")
+
+    def init(self, problem: Oracles, at: Point, xi: Sample) -> State:
+        check(problem, at, xi.inner, xi.outer_omega)
+        at = Point(self._projected(at.lam), at.omega)
+        memory = self.estimator.init(at)
+        d = self.estimator.gradient(problem, at, memory, xi)
+        return State(0, at, self.inner.init(at), memory, d)
+
+    def step(self, problem: Oracles, state: State, xi: Sample) -> State:
+        if xi.repeats:
+            problem = Shared(problem)
+        rate = self.rates(state.k)
+        here = Point(self._projected(axpy(-rate.alpha, state.d, state.at.lam)), state.at.omega)  # line 3
+        at, inner = self.inner.run(problem, here, state.inner, xi, rate.tau)  # line 6
+        v_here = here if self.v_at == "old" else at
+        memory = self.estimator.advance(problem, v_here, state.memory, xi, rate.beta)  # line 7
+
+        def gradient(at: Point, memory: Any) -> Tree:  # line 8
+            return self.estimator.gradient(problem, at, memory, xi)
+
+        d = self.direction(gradient, (at, memory), (state.at, state.memory), state.d, rate.eta)  # line 9
+        return State(state.k + 1, at, inner, memory, d)
+
+    def _projected(self, lam: Tree) -> Tree:
+        return lam if self.project is None else self.project(lam)

@@ -1,0 +1,92 @@
+"""Problems around problems: Counted counts oracle calls, Shared builds one graph for each point and batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from functools import partial
+from typing import Any, cast
+
+from fsla.problem import Batch, Inner, Oracles, Outer, Point
+from fsla.tree import Tree
+
+
+@dataclass
+class Counts:
+    """Oracle calls. `joint` tells how many times one pass gave both an HVP and a cross product."""
+
+    grad: int = 0
+    hvp: int = 0
+    cross: int = 0
+    joint: int = 0
+    cross_t: int = 0
+    d_lam: int = 0
+    d_omega: int = 0
+    inner_graphs: int = 0
+    outer_graphs: int = 0
+
+    def __sub__(self, other: Counts) -> Counts:
+        return Counts(**{f.name: getattr(self, f.name) - getattr(other, f.name) for f in fields(self)})
+
+
+class Counted:
+    """A problem that counts what is asked of it: calls in `calls`, calls times batch size in `samples`.
+
+    A view's gradients count once however often they are read, since they are computed once.
+    """
+
+    def __init__(self, problem: Oracles, size: Callable[[Batch], int] = lambda batch: 1) -> None:
+        self._problem, self._size = problem, size
+        self.calls, self.samples = Counts(), Counts()
+
+    def inner_at(self, at: Point, batch: Batch) -> Inner:
+        self._count(batch, "inner_graphs")
+        return cast(Inner, _CountedView(self._problem.inner_at(at, batch), batch, self._count))
+
+    def outer_at(self, at: Point, batch: Batch) -> Outer:
+        self._count(batch, "outer_graphs")
+        return cast(Outer, _CountedView(self._problem.outer_at(at, batch), batch, self._count))
+
+    def _count(self, batch: Batch, *names: str) -> None:
+        for name in names:
+            setattr(self.calls, name, getattr(self.calls, name) + 1)
+            setattr(self.samples, name, getattr(self.samples, name) + self._size(batch))
+
+
+class _CountedView:
+    def __init__(self, view: Inner | Outer, batch: Batch, count: Callable[..., None]) -> None:
+        self._view, self._batch, self._count = view, batch, count
+        self._seen = {"value"}
+
+    def __getattr__(self, name: str) -> Any:  # an oracle: a gradient, or a product to be called
+        answer = getattr(self._view, name)
+        if callable(answer):
+            return partial(self._product, name, answer)
+        if name not in self._seen:
+            self._seen.add(name)
+            self._count(self._batch, name)
+        return answer
+
+    def _product(self, name: str, product: Callable[[Tree], Any], v: Tree) -> Any:
+        self._count(self._batch, *(("hvp", "cross", "joint") if name == "hvp_cross" else (name,)))
+        return product(v)
+
+
+class Shared:
+    """A problem that builds one graph for each point and batch. Trees never change in place, so identity is the key."""
+
+    def __init__(self, problem: Oracles) -> None:
+        self._problem = problem
+        self._views: dict[tuple[str, int, int, int], tuple[Any, Point, Batch]] = {}
+
+    def inner_at(self, at: Point, batch: Batch) -> Inner:
+        return cast(Inner, self._once("inner_at", at, batch))
+
+    def outer_at(self, at: Point, batch: Batch) -> Outer:
+        return cast(Outer, self._once("outer_at", at, batch))
+
+    def _once(self, kind: str, at: Point, batch: Batch) -> Any:
+        key = (kind, id(at.lam), id(at.omega), id(batch))
+        if key not in self._views:  # the point and the batch are kept, so that their ids stay theirs
+            self._views[key] = getattr(self._problem, kind)(at, batch), at, batch
+        return self._views[key][0]

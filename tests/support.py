@@ -1,0 +1,135 @@
+"""Problems and an independent reference that the tests share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fsla import Point, Problem, functional
+from fsla.tree import Tree
+
+F64 = torch.float64
+
+
+def normal(*shape: int, seed: int = 0, dtype: torch.dtype = F64) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=dtype)
+
+
+def ridge_logistic(
+    *, rows: int = 60, n: int = 6, seed: int = 0, dtype: torch.dtype = F64
+) -> tuple[Problem, Point, Tree, Tree]:
+    """Logistic regression with one log-ridge for each coefficient: smooth, strongly convex, not quadratic.
+
+    Returns the problem, a point away from the inner minimum, and the training and validation batches.
+    """
+    truth = normal(n, seed=seed + 1)
+    x, z = normal(rows, n, seed=seed + 2), normal(rows, n, seed=seed + 3)
+    train = {"x": x.to(dtype), "y": (x @ truth + normal(rows, seed=seed + 4) > 0).to(dtype)}
+    valid = {"x": z.to(dtype), "y": (z @ truth + normal(rows, seed=seed + 5) > 0).to(dtype)}
+
+    def loss(omega: Tree, batch: Tree) -> Tensor:
+        logits = batch["x"] @ omega["w"] + omega["b"]
+        return nn.functional.binary_cross_entropy_with_logits(logits, batch["y"])
+
+    def inner(lam: Tree, omega: Tree, batch: Tree) -> Tensor:
+        ridge = (lam["log_ridge"].exp() * omega["w"].square()).sum() + 0.1 * omega["b"].square()
+        return loss(omega, batch) + ridge / 2
+
+    def outer(lam: Tree, omega: Tree, batch: Tree) -> Tensor:
+        return loss(omega, batch) + 0.05 * lam["log_ridge"].square().sum()
+
+    at = Point(
+        {"log_ridge": (normal(n, seed=seed + 6) / 2 - 1).to(dtype)},
+        {"w": normal(n, seed=seed + 7).to(dtype) / 2, "b": torch.tensor(0.3, dtype=dtype)},
+    )
+    return Problem(inner, outer), at, train, valid
+
+
+def network(dtype: torch.dtype = F64, *, width: int = 8, rows: int = 32) -> tuple[Problem, Point, Any, Any]:
+    """A small network with a weight for each training sample, and a ridge that makes H positive definite."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(5, width), nn.Tanh(), nn.Linear(width, 3)).to(F64)
+    omega, net = functional(model)
+    train = (normal(rows, 5, seed=1).to(dtype), torch.arange(rows) % 3)
+    valid = (normal(rows, 5, seed=2).to(dtype), torch.arange(rows) % 3)
+
+    def inner(lam: Tree, omega: Tree, batch: Any) -> Tensor:
+        losses = nn.functional.cross_entropy(net(omega, batch[0]), batch[1], reduction="none")
+        return (lam["w"].sigmoid() * losses).mean() + 0.25 * sum(t.square().sum() for t in omega.values())
+
+    def outer(lam: Tree, omega: Tree, batch: Any) -> Tensor:
+        return nn.functional.cross_entropy(net(omega, batch[0]), batch[1])
+
+    at = Point({"w": normal(rows, seed=3).to(dtype)}, {name: t.to(dtype) for name, t in omega.items()})
+    return Problem(inner, outer), at, train, valid
+
+
+@dataclass
+class PlainLeastSquares:
+    """The finite-sum least squares in plain numpy, for the independent Algorithm 1."""
+
+    a: np.ndarray
+    x: np.ndarray
+    b: np.ndarray
+    c: np.ndarray
+    e: np.ndarray
+    rho_omega: float
+    rho_lam: float
+
+    def inner_grad(self, lam, omega, i):
+        gap = self.a[i] @ omega - self.x[i] @ lam - self.b[i]
+        return self.a[i].T @ gap / len(i) + self.rho_omega * omega
+
+    def hessian_times(self, v, i):
+        return self.a[i].T @ (self.a[i] @ v) / len(i) + self.rho_omega * v
+
+    def cross_times(self, v, i):
+        return -self.x[i].T @ (self.a[i] @ v) / len(i)
+
+    def outer_omega(self, omega, i):
+        return self.c[i].T @ (self.c[i] @ omega - self.e[i]) / len(i)
+
+    def outer_lam(self, lam):
+        return self.rho_lam * lam
+
+
+def plain_algorithm_1(
+    p: PlainLeastSquares,
+    lam: np.ndarray,
+    omega: np.ndarray,
+    samples: list[tuple[np.ndarray, ...]],
+    rates: Callable[[int], tuple[float, float, float, float]],
+    *,
+    v_at: str,
+    momentum: str,
+    project: Callable[[np.ndarray], np.ndarray] = lambda x: x,
+) -> list[tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]]:
+    """Algorithm 1, written from the paper: (λ, ω, v, d) for each k. samples[0] starts d; samples[k+1] is ξ_{k+1}."""
+
+    def hypergradient(lam, omega, v, xi):
+        return p.outer_lam(lam) - p.cross_times(v, xi[4])
+
+    v = np.zeros_like(omega)
+    d = hypergradient(lam, omega, v, samples[0])
+    trajectory = [(lam, omega, v, d)]
+    for k, xi in enumerate(samples[1:]):
+        alpha, tau, beta, eta = rates(k)
+        lam_new = project(lam - alpha * d)
+        omega_new = omega - tau * p.inner_grad(lam_new, omega, xi[0])
+        where = omega if v_at == "old" else omega_new
+        v_new = beta * p.outer_omega(where, xi[1]) + (v - beta * p.hessian_times(v, xi[2]))
+        g = hypergradient(lam_new, omega_new, v_new, xi)
+        if momentum == "storm":
+            d = g + (1 - eta) * (d - hypergradient(lam, omega, v, xi))
+        elif momentum == "average":
+            d = (1 - eta) * d + eta * g
+        else:
+            d = g
+        lam, omega, v = lam_new, omega_new, v_new
+        trajectory.append((lam, omega, v, d))
+    return trajectory

@@ -1,0 +1,178 @@
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import fsla
+from fsla import Point, Problem, tree
+from fsla.problems import LeastSquares, Quadratic, Synthetic
+from support import F64, network, normal, ridge_logistic
+
+
+@given(st.integers(1, 6), st.integers(1, 6), st.integers(0, 10**6))
+@settings(max_examples=30, deadline=None)
+def test_all_oracles_meet_the_closed_form(p, n, seed):
+    q = Quadratic.random(p, n, seed=seed)
+    at = q.point(normal(p, seed=1), normal(n, seed=2))
+    v, u = {"omega": normal(n, seed=3)}, {"lam": normal(p, seed=4)}
+    for found, exact in ((q.losses().inner_at(at, None), q.inner_at(at)),):
+        assert torch.allclose(found.value, exact.value)
+        assert torch.allclose(found.grad["omega"], exact.grad["omega"])
+        assert torch.allclose(found.hvp(v)["omega"], exact.hvp(v)["omega"])
+        assert torch.allclose(found.cross(v)["lam"], exact.cross(v)["lam"])
+        assert torch.allclose(found.cross_t(u)["omega"], exact.cross_t(u)["omega"])
+        h, j = found.hvp_cross(v)
+        assert torch.allclose(h["omega"], exact.hvp(v)["omega"])
+        assert torch.allclose(j["lam"], exact.cross(v)["lam"])
+    found, exact = q.losses().outer_at(at, None), q.outer_at(at)
+    assert torch.allclose(found.value, exact.value)
+    assert torch.allclose(found.d_lam["lam"], exact.d_lam["lam"])
+    assert torch.allclose(found.d_omega["omega"], exact.d_omega["omega"])
+
+
+@pytest.mark.parametrize("make", [ridge_logistic, network])
+def test_products_on_many_tensors_meet_dense_derivatives(make):
+    problem, at, train, _ = make()
+
+    def flat_loss(lam, omega):
+        return problem.inner_loss(tree.unflatten(lam, at.lam), tree.unflatten(omega, at.omega), train)
+
+    flat = tree.flatten(at.lam), tree.flatten(at.omega)
+    (_, J), (_, H) = torch.autograd.functional.hessian(flat_loss, flat)
+    v, u = tree.unflatten(normal(tree.size(at.omega)), at.omega), tree.unflatten(normal(tree.size(at.lam)), at.lam)
+    G = problem.inner_at(at, train)
+    assert torch.allclose(tree.flatten(G.hvp(v)), H @ tree.flatten(v), atol=1e-12)
+    assert torch.allclose(tree.flatten(G.cross(v)), J @ tree.flatten(v), atol=1e-12)
+    assert torch.allclose(tree.flatten(G.cross_t(u)), J.T @ tree.flatten(u), atol=1e-12)
+
+
+def test_least_squares_problems_equal_their_closed_forms():
+    for data, at in (
+        (s := Synthetic.draw(3, rows=50), s.at),
+        (LeastSquares.draw(1, rows=40), Point({"lam": normal(4)}, {"omega": normal(5)})),
+    ):
+        rows = torch.arange(40)
+        G, exact = data.losses().inner_at(at, rows), data.quadratic().inner_at(at)
+        F, outer = data.losses().outer_at(at, rows), data.quadratic().outer_at(at)
+        v = {"omega": normal(5, seed=5)}
+        assert torch.allclose(G.grad["omega"], exact.grad["omega"])
+        assert torch.allclose(G.hvp(v)["omega"], exact.hvp(v)["omega"])
+        assert torch.allclose(G.cross(v)["lam"], exact.cross(v)["lam"])
+        assert torch.allclose(F.d_omega["omega"], outer.d_omega["omega"])
+        assert torch.allclose(F.d_lam["lam"], outer.d_lam["lam"])
+
+
+class Calls:
+    """A loss that counts its evaluations."""
+
+    def __init__(self, loss):
+        self.loss, self.count = loss, 0
+
+    def __call__(self, lam, omega, batch):
+        self.count += 1
+        return self.loss(lam, omega, batch)
+
+
+def test_each_oracle_is_computed_only_when_asked_and_from_one_graph():
+    inner = Calls(lambda lam, omega, batch: (lam["a"] * omega["w"].square()).sum())
+    outer = Calls(lambda lam, omega, batch: omega["w"].square().sum())
+    problem, at = Problem(inner, outer), Point({"a": torch.ones(2)}, {"w": torch.ones(2)})
+    G, F = problem.inner_at(at, None), problem.outer_at(at, None)
+    assert (inner.count, outer.count) == (0, 0)
+    v = {"w": torch.ones(2)}
+    for _ in range(3):
+        _ = G.grad, G.hvp(v), G.cross(v), G.hvp_cross(v), G.value, F.d_omega, F.d_lam, F.value
+    assert (inner.count, outer.count) == (1, 1)
+
+
+def test_an_outer_loss_without_lam_saves_its_derivative():
+    outer = Calls(lambda lam, omega, batch: omega["w"].square().sum())
+    problem = Problem(lambda lam, omega, batch: (lam["a"] * omega["w"].square()).sum(), outer)
+    at = Point({"a": torch.ones(2)}, {"w": torch.ones(2)})
+    for _ in range(5):
+        assert torch.equal(problem.outer_at(at, None).d_lam["a"], torch.zeros(2))
+    assert outer.count == 1  # the first call finds out
+    forced = Problem(problem.inner_loss, outer, direct=True)
+    for _ in range(5):
+        _ = forced.outer_at(at, None).d_lam
+    assert outer.count == 6
+
+
+def test_losses_work_under_no_grad_and_leave_no_graph_behind():
+    problem, at, train, valid = ridge_logistic()
+    with torch.no_grad():
+        G, F = problem.inner_at(at, train), problem.outer_at(at, valid)
+        out = [
+            G.grad,
+            G.hvp(at.omega),
+            G.cross(at.omega),
+            G.cross_t(at.lam),
+            F.d_lam,
+            F.d_omega,
+            *G.hvp_cross(at.omega),
+        ]
+    assert not any(t.requires_grad for x in out for t in x.values())
+
+
+def test_a_tensor_that_a_loss_does_not_reach_has_the_gradient_zero():
+    problem = Problem(
+        lambda lam, omega, batch: (lam["a"] * omega["w"]).square().sum(), lambda lam, omega, batch: omega["w"].sum()
+    )
+    at = Point({"a": torch.ones(2), "spare": torch.ones(3)}, {"w": torch.ones(2), "spare": torch.ones(1)})
+    G = problem.inner_at(at, None)
+    v = {"w": torch.ones(2), "spare": torch.ones(1)}
+    assert torch.equal(G.grad["spare"], torch.zeros(1))
+    assert torch.equal(G.hvp(v)["spare"], torch.zeros(1))
+    assert torch.equal(G.cross(v)["spare"], torch.zeros(3))
+    assert torch.equal(problem.outer_at(at, None).d_omega["spare"], torch.zeros(1))
+
+
+AT = Point({"a": torch.ones(2)}, {"w": torch.ones(2)})
+GOOD_G = lambda lam, omega, batch: (lam["a"] * omega["w"].square()).sum()  # noqa: E731
+GOOD_F = lambda lam, omega, batch: omega["w"].square().sum()  # noqa: E731
+
+
+@pytest.mark.parametrize(
+    ("inner", "outer", "error", "text"),
+    [
+        (lambda lam, omega, b: omega["w"] * lam["a"], GOOD_F, ValueError, r"inner loss G.*0-d.*\(2,\).*\.mean\(\)"),
+        (lambda lam, omega, b: 1.0, GOOD_F, TypeError, "inner loss G.*0-d tensor.*float"),
+        (lambda lam, omega, b: GOOD_G(lam, omega, b) / 0, GOOD_F, ValueError, "inner loss G must be finite.*inf"),
+        (GOOD_G, lambda lam, omega, b: omega["w"].sum() * torch.nan, ValueError, "outer loss F must be finite.*nan"),
+        (lambda lam, omega, b: lam["a"].sum(), GOOD_F, ValueError, "inner loss G must depend on omega"),
+        (lambda lam, omega, b: torch.tensor(1.0), GOOD_F, ValueError, "inner loss G must depend on omega"),
+        (lambda lam, omega, b: GOOD_G(lam, {"w": omega["w"].detach()}, b), GOOD_F, ValueError, "must depend on omega"),
+        (GOOD_G, lambda lam, omega, b: lam["a"].sum(), ValueError, "outer loss F must depend on omega"),
+        (GOOD_G, lambda lam, omega, b: torch.tensor(1.0), ValueError, "outer loss F must depend on omega"),
+        (lambda lam, omega, b: omega["w"].square().sum(), GOOD_F, ValueError, "inner loss G must depend on lam"),
+        (lambda lam, omega, b: omega["w"].square().sum() + lam["a"].sum(), GOOD_F, ValueError, "must depend on lam"),
+    ],
+)
+@pytest.mark.parametrize("front", ["hypergradient", "init"])
+def test_losses_that_cannot_be_right_get_one_message(inner, outer, error, text, front):
+    def use(problem):
+        if front == "hypergradient":
+            return fsla.hypergradient(problem, AT, None, None, "cg", steps=1)
+        solver, xi = fsla.algorithms.fsla(fsla.rates.constant(0.1, 0.1, 0.1)), fsla.Sample.full(None, None)
+        return solver.step(problem, solver.init(problem, AT, xi), xi)
+
+    with pytest.raises(error, match=text):
+        use(Problem(inner, outer))
+
+
+def test_losses_must_be_callable():
+    with pytest.raises(TypeError, match=r"outer_loss must be callable.*int"):
+        Problem(GOOD_G, 3)
+
+
+def test_a_vector_of_the_wrong_form_is_refused():
+    G = Problem(GOOD_G, GOOD_F).inner_at(AT, None)
+    for v, text in (
+        ({"x": torch.ones(2)}, "same keys"),
+        ({"w": torch.ones(1)}, "shape"),
+        ({"w": torch.ones(2, dtype=F64)}, "dtype"),
+    ):
+        with pytest.raises(ValueError, match=text):
+            G.hvp(v)
+        with pytest.raises(ValueError, match=text):
+            G.cross(v)

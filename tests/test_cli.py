@@ -1,0 +1,129 @@
+"""The command end to end: a run, its files, resuming, and what bad input gets."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+import fsla
+from fsla.experiments.folder import Folder, RunError, write_text
+from fsla.experiments.synthetic import SyntheticSpec, run
+
+
+def command(*args, cwd=None):
+    return subprocess.run([sys.executable, "-m", "fsla", *args], capture_output=True, text=True, cwd=cwd, timeout=300)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    out = tmp_path_factory.mktemp("cli") / "new" / "deeper"
+    done = command("reproduce", "synthetic", "--out", str(out), "--seeds", "1")
+    assert done.returncode == 0, done.stderr
+    return out, done
+
+
+def test_a_run_leaves_records_summary_and_figures(folder):
+    out, done = folder
+    for name in ("estimators", "sequences", "products", "time"):
+        assert (out / f"fig1-{name}.png").read_bytes().startswith(b"\x89PNG")
+        assert "<svg" in (out / f"fig1-{name}.svg").read_text()
+        assert f"fig1-{name}.png" in done.stdout
+    records = [json.loads(line) for line in (out / "records.jsonl").read_text().splitlines()]
+    assert {r["run"] for r in records} == {"estimators", "sequences", "divergence", "timing"}
+    assert json.loads((out / "summary.json").read_text())["K_to_level"]["FSLA"]["1e-06"] > 10
+    assert (out / "summary.md").read_text().startswith("# Synthetic quadratic")
+    assert not [p for p in out.rglob("*") if p.name.startswith(".")]  # no temporary file is left
+    assert "Warning" not in done.stderr
+
+
+def test_the_same_command_again_repeats_no_run(folder):
+    out, _ = folder
+    before = {p.name: p.stat().st_mtime_ns for p in (out / "runs").iterdir()}
+    done = command("reproduce", "synthetic", "--out", str(out), "--seeds", "1")
+    assert done.returncode == 0
+    assert {p.name: p.stat().st_mtime_ns for p in (out / "runs").iterdir()} == before
+
+
+def test_a_folder_of_another_run_is_refused(folder):
+    out, _ = folder
+    before = (out / "records.jsonl").read_bytes()
+    done = command("reproduce", "synthetic", "--out", str(out), "--seeds", "2")
+    assert done.returncode == 2
+    assert "seeds: 1 there, 2 now" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert (out / "records.jsonl").read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("args", "text"),
+    [
+        (["reproduce", "synthetic"], "--out"),
+        (["reproduce", "synthetic", "--out", "x", "--seeds", "0"], "--seeds"),
+        (["reproduce", "sinthetic"], "sinthetic"),
+        (["reproduce", "synthetic", "--out", "/proc/nowhere/x"], "must be writable"),
+    ],
+)
+def test_bad_input_gets_one_message(args, text, tmp_path):
+    done = command(*args, cwd=tmp_path)
+    assert done.returncode == 2
+    assert text in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_output_folder_that_is_a_file_is_refused(tmp_path):
+    (tmp_path / "x").write_text("mine")
+    done = command("reproduce", "synthetic", "--out", str(tmp_path / "x"))
+    assert done.returncode == 2
+    assert "must be writable" in done.stderr
+    assert (tmp_path / "x").read_text() == "mine"
+
+
+def test_version_and_help():
+    assert command("--version").stdout.strip() == f"fsla {fsla.__version__}"
+    assert "reproduce" in command("--help").stdout
+
+
+def test_an_interrupted_experiment_resumes_where_it_stopped(tmp_path):
+    spec = SyntheticSpec(seeds=2, K_max=5, K_timed=5, K_sequence=10)
+
+    class Stop(Exception):
+        pass
+
+    def stop_at(name, done, total):
+        if done == 4:
+            raise Stop
+
+    with pytest.raises(Stop):
+        run(spec, Folder(tmp_path / "a", "synthetic", spec), stop_at)
+    assert len(list((tmp_path / "a" / "runs").iterdir())) == 4
+    done = []
+    resumed = run(spec, Folder(tmp_path / "a", "synthetic", spec), lambda name, k, n: done.append(name))
+    whole = run(spec, Folder(tmp_path / "b", "synthetic", spec), lambda name, k, n: None)
+
+    def timeless(records):
+        return [{k: v for k, v in r.items() if not k.startswith("s_")} for r in records]
+
+    assert timeless(resumed) == timeless(whole)
+    assert json.loads((tmp_path / "a" / "records.jsonl").read_text().splitlines()[0]) == resumed[0]
+
+
+def test_a_damaged_settings_file_is_named(tmp_path):
+    write_text(tmp_path / "spec.json", "{half")
+    with pytest.raises(RunError, match=r"spec.json must be the settings of a run"):
+        Folder(tmp_path, "synthetic", SyntheticSpec())
+
+
+def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch):
+    write_text(tmp_path / "x", "old")
+    monkeypatch.setattr("pathlib.Path.replace", lambda *a: (_ for _ in ()).throw(OSError("disk full")))
+    with pytest.raises(OSError, match="disk full"):
+        write_text(tmp_path / "x", "new")
+    assert [p.name for p in tmp_path.iterdir()] == ["x"]
+    assert (tmp_path / "x").read_text() == "old"
+
+
+def test_bad_specs_get_one_message():
+    with pytest.raises(ValueError, match="'K_max' of SyntheticSpec must be at least 1"):
+        SyntheticSpec(K_max=0)

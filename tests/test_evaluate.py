@@ -1,0 +1,275 @@
+"""Hypergradients at a point: the exact one against differences, the others against it at the theory's rate."""
+
+import warnings
+
+import pytest
+import torch
+
+import fsla
+from fsla import Point, tree
+from fsla.evaluate import METHODS
+from fsla.exact import hessian_matrix, solve_inner
+from fsla.problems import Quadratic
+from support import F64, network, normal, ridge_logistic
+
+QUADRATIC = Quadratic.random(4, 7, kappa=12.0, seed=3)
+
+
+def quadratic():
+    return QUADRATIC.losses(), QUADRATIC.point(normal(4, seed=1), normal(7, seed=2)), None, None
+
+
+PROBLEMS = {"quadratic": quadratic, "ridge logistic": ridge_logistic}
+
+
+@pytest.fixture(params=PROBLEMS)
+def case(request):
+    return PROBLEMS[request.param]()
+
+
+def error(found, exact):
+    return float(tree.norm(tree.sub(found.value, exact.value)) / tree.norm(exact.value))
+
+
+def test_the_exact_one_meets_the_closed_form():
+    problem, at, *batches = quadratic()
+    h = fsla.hypergradient(problem, at, *batches, "exact")
+    lam = at.lam["lam"]
+    assert torch.allclose(h.value["lam"], QUADRATIC.gradient(lam), rtol=1e-12)
+    assert torch.allclose(h.v["omega"], QUADRATIC.v_of(lam), rtol=1e-12)
+    assert torch.allclose(h.omega["omega"], QUADRATIC.omega_of(lam), rtol=1e-12)
+    assert h.converged
+    assert h.residual < 1e-13
+
+
+def test_the_exact_one_meets_central_differences_of_f(case):
+    """Every coordinate of ∇f, relative 1e-6, with f itself solved to machine precision."""
+    problem, at, train, valid = case
+    exact = fsla.hypergradient(problem, at, train, valid, "exact")
+
+    def f(flat):
+        lam = tree.unflatten(flat, at.lam)
+        omega = solve_inner(problem, Point(lam, exact.omega), train)
+        return float(problem.outer_at(Point(lam, omega), valid).value)
+
+    flat, step = tree.flatten(at.lam), 1e-5
+    for i, slope in enumerate(tree.flatten(exact.value)):
+        e = torch.zeros_like(flat)
+        e[i] = step
+        assert (f(flat + e) - f(flat - e)) / (2 * step) == pytest.approx(float(slope), rel=1e-6, abs=1e-9)
+
+
+def test_large_problems_take_the_iterative_path(monkeypatch, case):
+    problem, at, train, valid = case
+    dense = fsla.hypergradient(problem, at, train, valid, "exact")
+    monkeypatch.setattr("fsla.exact.DENSE", 0)
+    assert error(fsla.hypergradient(problem, at, train, valid, "exact"), dense) < 1e-11
+
+
+def spectrum(problem, at, train):
+    values = torch.linalg.eigvalsh(hessian_matrix(problem.inner_at(at, train), at.omega))
+    return float(values[0]), float(values[-1])
+
+
+@pytest.mark.parametrize("method", ["neumann", "unrolled", "tangent", "tracked"])
+def test_linear_methods_converge_at_the_rate_of_the_theory(case, method):
+    """Error ratio over 10 steps at most (1-βμ)^10, near ω_λ; FSLA's double pole (τ = β) allows a factor linear in K."""
+    problem, at, train, valid = case
+    exact = fsla.hypergradient(problem, at, train, valid, "exact")
+    here = Point(at.lam, exact.omega)
+    mu, L = spectrum(problem, here, train)
+    beta, start = 1 / L, here if method == "neumann" else Point(at.lam, tree.axpy(1e-3, at.omega, exact.omega))
+    errors = {
+        K: error(fsla.hypergradient(problem, start, train, valid, method, steps=K, beta=beta), exact)
+        for K in (20, 30, 40, 400)
+    }
+    slack = 1.02 if method != "tracked" else 2.0
+    assert errors[30] <= slack * (1 - beta * mu) ** 10 * errors[20]
+    assert errors[40] <= slack * (1 - beta * mu) ** 10 * errors[30]
+    assert errors[400] < 1e-9 or errors[400] <= 2 * 400 * (1 - beta * mu) ** 400
+
+
+def test_cg_converges_at_the_rate_of_the_theory_and_is_exact_at_n(case):
+    problem, at, train, valid = case
+    exact = fsla.hypergradient(problem, at, train, valid, "exact")
+    here = Point(at.lam, exact.omega)
+    mu, L = spectrum(problem, here, train)
+    rate = ((L / mu) ** 0.5 - 1) / ((L / mu) ** 0.5 + 1)
+    v_star = tree.flatten(exact.v)
+    H = hessian_matrix(problem.inner_at(here, train), here.omega)
+    for K in range(1, 8):
+        h = fsla.hypergradient(problem, here, train, valid, "cg", steps=K)
+        gap = tree.flatten(h.v) - v_star
+        assert float(gap @ H @ gap) ** 0.5 <= 2 * rate**K * float(v_star @ H @ v_star) ** 0.5 + 1e-12
+    assert h.converged
+    assert error(h, exact) < 1e-10
+
+
+def test_the_error_of_omega_cannot_be_removed_by_more_steps(case):
+    """‖∇f_K - ∇f‖ ~ ‖ω - ω_λ‖ for K large: halving the distance halves the error."""
+    problem, at, train, valid = case
+    exact = fsla.hypergradient(problem, at, train, valid, "exact")
+    errors = []
+    for scale in (1e-3, 5e-4):
+        start = Point(at.lam, tree.axpy(scale, tree.sub(at.omega, exact.omega), exact.omega))
+        errors.append(error(fsla.hypergradient(problem, start, train, valid, "cg", steps=200), exact))
+    assert errors[0] > 1e-6
+    assert errors[0] / errors[1] == pytest.approx(2.0, rel=1e-2)
+
+
+def test_bp_equals_ns_on_a_quadratic_and_the_tangent_equals_bp(case):
+    problem, at, train, valid = case
+    for K in (1, 2, 7, 30):
+        bp = fsla.hypergradient(problem, at, train, valid, "unrolled", steps=K, beta=0.05)
+        tangent = fsla.hypergradient(problem, at, train, valid, "tangent", steps=K, beta=0.05)
+        assert error(tangent, bp) < 1e-12
+        ns = fsla.hypergradient(problem, Point(at.lam, bp.omega), train, valid, "neumann", steps=K, beta=0.05)
+        if train is None:
+            assert error(ns, bp) < 1e-12
+        elif K > 1:
+            assert error(ns, bp) > 1e-6  # elsewhere they differ
+
+
+def test_truncation_keeps_the_last_terms():
+    problem, at, train, valid = ridge_logistic()
+    full = fsla.hypergradient(problem, at, train, valid, "unrolled", steps=10, beta=0.2)
+    same = fsla.hypergradient(problem, at, train, valid, "unrolled", steps=10, beta=0.2, truncate=10)
+    assert error(same, full) < 1e-15
+    gaps = [
+        error(fsla.hypergradient(problem, at, train, valid, "unrolled", steps=10, beta=0.2, truncate=R), full)
+        for R in (1, 4, 7, 9)
+    ]
+    assert gaps == sorted(gaps, reverse=True)
+    assert gaps[-1] > 0
+
+
+def test_default_steps_need_no_tuning(case):
+    problem, at, train, valid = case
+    exact = fsla.hypergradient(problem, at, train, valid, "exact")
+    for method in ("unrolled", "tracked"):
+        assert error(fsla.hypergradient(problem, at, train, valid, method, steps=400), exact) < 1e-6
+    h = fsla.hypergradient(problem, Point(at.lam, exact.omega), train, valid, "neumann", steps=400)
+    assert h.converged
+    assert error(h, exact) < 1e-6
+
+
+def test_convergence_is_reported(case):
+    problem, at, train, valid = case
+    few = fsla.hypergradient(problem, at, train, valid, "cg", steps=2)
+    assert few.converged is False
+    assert few.residual > 1e-6
+    b, G = problem.outer_at(at, valid).d_omega, problem.inner_at(at, train)
+    true = tree.norm(tree.sub(b, G.hvp(few.v))) / tree.norm(b)
+    assert few.residual == pytest.approx(float(true), rel=1e-12)
+    counted = fsla.Counted(problem)
+    loose = fsla.hypergradient(counted, at, train, valid, "cg", steps=50, tol=0.3)
+    assert loose.converged is True
+    assert loose.residual <= 0.3
+    assert counted.calls.hvp < 7  # it stopped there, and did not go on to n steps
+    assert fsla.hypergradient(problem, at, train, valid, "neumann", steps=3).converged is False
+
+
+@pytest.mark.parametrize("factor", [2.02, 3.0])
+@pytest.mark.parametrize("steps", [1, 3, 50])
+def test_a_neumann_step_over_two_over_l_is_named(case, factor, steps):
+    problem, at, train, valid = case
+    _, L = spectrum(problem, at, train)
+    with pytest.warns(fsla.DivergenceWarning, match="must be under 2/L.*Leave beta out"):
+        h = fsla.hypergradient(problem, at, train, valid, "neumann", steps=steps, beta=factor / L)
+    assert h.converged is False
+    assert "diverges" in h.note
+
+
+def test_an_indefinite_hessian_is_named():
+    problem = fsla.Problem(
+        lambda lam, omega, batch: (lam["a"] * omega["w"].square()).sum() + omega["w"].sum(),
+        lambda lam, omega, batch: (omega["w"] - 1).square().sum(),
+    )
+    at = Point({"a": torch.tensor([1.0, -1.0, 2.0], dtype=F64)}, {"w": torch.tensor([0.0, 5.0, 1.0], dtype=F64)})
+    with pytest.warns(fsla.DivergenceWarning, match="non-positive curvature"):
+        fsla.hypergradient(problem, at, None, None, "cg")
+    for method in ("exact", "implicit"):
+        with pytest.raises(ValueError, match=r"positive definite Hessian.*-2"):
+            fsla.hypergradient(problem, at, None, None, method)
+
+
+def test_an_inner_problem_without_a_minimum_is_named():
+    problem = fsla.Problem(
+        lambda lam, omega, batch: (lam["a"] * -omega["w"]).exp().sum(), lambda lam, omega, batch: omega["w"].sum()
+    )
+    at = Point({"a": torch.ones(1, dtype=F64)}, {"w": torch.zeros(1, dtype=F64)})
+    with pytest.raises(ValueError, match="solvable by Newton"):
+        fsla.hypergradient(problem, at, None, None, "exact")
+
+
+@pytest.mark.parametrize(
+    ("options", "error_type", "text"),
+    [
+        ({"method": "neuman"}, ValueError, "'neuman'.*Did you mean 'neumann'"),
+        ({"method": "zzz"}, ValueError, "one of 'exact'"),
+        ({"steps": 0}, ValueError, "'steps'.*at least 1. Got 0"),
+        ({"steps": 1.5}, TypeError, "whole number. Got 1.5"),
+        ({"steps": True}, TypeError, "whole number"),
+        ({"method": "neumann", "beta": -0.1}, ValueError, "'beta'.*positive. Got -0.1"),
+        ({"tol": 0.0}, ValueError, "'tol'.*positive"),
+        ({"method": "unrolled", "truncate": 0}, ValueError, "'truncate'.*at least 1"),
+    ],
+)
+def test_bad_options_get_one_message(options, error_type, text):
+    problem, at, train, valid = ridge_logistic()
+    with pytest.raises(error_type, match=text):
+        fsla.hypergradient(problem, at, train, valid, **options)
+
+
+def test_points_of_the_wrong_form_get_one_message():
+    problem, at, train, valid = ridge_logistic()
+    with pytest.raises(TypeError, match="lam must be a mapping"):
+        fsla.hypergradient(problem, Point(at.lam["log_ridge"], at.omega), train, valid)
+    with pytest.raises(ValueError, match="omega must hold at least one"):
+        fsla.hypergradient(problem, Point(at.lam, {}), train, valid)
+
+
+@pytest.mark.parametrize("method", ["cg", "neumann", "tracked", "unrolled", "implicit"])
+def test_float32_on_a_network_agrees_with_float64_to_what_it_allows(method):
+    """Relative 1e-4, a thousand rounding units; and nothing warns (warnings are errors here)."""
+    values = {}
+    for dtype in (torch.float32, F64):
+        problem, at, train, valid = network(dtype)
+        h = fsla.hypergradient(problem, at, train, valid, method, steps=40, beta=0.3)
+        assert all(t.dtype == dtype for t in h.value.values())
+        values[dtype] = tree.flatten(h.value).double()
+    assert float((values[torch.float32] - values[F64]).norm() / values[F64].norm()) < 1e-4
+
+
+def test_products_in_float32_on_a_network():
+    products = {}
+    for dtype in (torch.float32, F64):
+        problem, at, train, _ = network(dtype)
+        products[dtype] = tree.flatten(problem.inner_at(at, train).hvp(at.omega)).double()
+    assert float((products[torch.float32] - products[F64]).norm() / products[F64].norm()) < 1e-5
+
+
+def test_the_check_covers_every_method_and_prints_a_table(case):
+    problem, at, train, valid = case
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        report = fsla.check_hypergradient(problem, at, train, valid, steps=(5, 50))
+    assert {r.method for r in report.rows} == METHODS.keys() - {"exact"}
+    assert report.difference < 1e-6
+    by = {(r.method, r.steps): r for r in report.rows}
+    assert by["cg", 50].error_at_minimum < 1e-10
+    assert by["implicit", None].error_at_minimum < 1e-12
+    assert by["neumann", 50].error_at_minimum < by["neumann", 5].error_at_minimum
+    text = str(report)
+    assert all(method in text for method in METHODS)
+    assert len(text.splitlines()) == 4 + len(report.rows)
+
+
+def test_the_check_sees_a_wrong_gradient():
+    """An outer loss with a detached path has a wrong ∂_λ F; the central difference shows it."""
+    problem, at, train, valid = ridge_logistic()
+    lying = fsla.Problem(
+        problem.inner_loss,
+        lambda lam, omega, b: problem.outer_loss({"log_ridge": lam["log_ridge"].detach()}, omega, b),
+    )
+    assert fsla.check_hypergradient(lying, at, train, valid, steps=(5,)).difference > 1e-3

@@ -1,0 +1,79 @@
+import pytest
+import torch
+from torch import nn
+
+import fsla
+
+
+def test_a_network_becomes_a_function_of_its_parameters():
+    model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
+    omega, net = fsla.functional(model)
+    x = torch.randn(5, 3)
+    assert torch.equal(net(omega, x), model(x))
+    other = {name: t + 1 for name, t in omega.items()}
+    assert not torch.equal(net(other, x), model(x))
+    assert all(not t.requires_grad for t in omega.values())
+
+
+def test_a_missing_or_misspelt_name_is_an_error():
+    omega, net = fsla.functional(nn.Linear(3, 2))
+    with pytest.raises(RuntimeError, match="bias"):
+        net({"weight": omega["weight"]}, torch.ones(1, 3))
+    with pytest.raises(RuntimeError, match="biass"):
+        net({**omega, "biass": omega["bias"]}, torch.ones(1, 3))
+
+
+def test_frozen_parameters_buffers_and_tied_weights():
+    class Tied(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b = nn.Linear(3, 3), nn.Linear(3, 3)
+            self.b.weight = self.a.weight
+            self.b.bias.requires_grad_(False)
+            self.register_buffer("shift", torch.ones(3))
+
+        def forward(self, x):
+            return self.b(self.a(x)) + self.shift
+
+    model = Tied()
+    omega, net = fsla.functional(model)
+    assert set(omega) == {"a.weight", "a.bias"}
+    x = torch.randn(2, 3)
+    assert torch.allclose(net(omega, x), model(x))
+    doubled = {name: 2 * t for name, t in omega.items()}
+    with torch.no_grad():
+        model.a.weight.mul_(2)
+        model.a.bias.mul_(2)
+    assert torch.allclose(net(doubled, x), model(x))
+
+
+@pytest.mark.parametrize(
+    ("layer", "text"),
+    [
+        (nn.BatchNorm1d(3), "'1' .BatchNorm1d.*running statistics.*model.eval()"),
+        (nn.InstanceNorm1d(3, track_running_stats=True), "InstanceNorm1d.*running statistics"),
+        (nn.Dropout(0.5), "Dropout.*new mask"),
+    ],
+)
+def test_networks_that_move_in_training_mode_are_refused(layer, text):
+    model = nn.Sequential(nn.Linear(3, 3), layer)
+    with pytest.raises(ValueError, match=text):
+        fsla.functional(model)
+    model.eval()
+    omega, net = fsla.functional(model)
+    net(omega, torch.ones(3, 3))
+    model.train()  # switched later
+    with pytest.raises(ValueError, match="training mode"):
+        net(omega, torch.ones(3, 3))
+
+
+def test_layers_that_do_not_move_are_accepted():
+    for layer in (nn.BatchNorm1d(3, track_running_stats=False), nn.Dropout(0.0), nn.LayerNorm(3)):
+        fsla.functional(nn.Sequential(nn.Linear(3, 3), layer))
+
+
+def test_what_is_no_network_is_refused():
+    with pytest.raises(TypeError, match=r"torch.nn.Module.*dict"):
+        fsla.functional({})
+    with pytest.raises(ValueError, match="at least one parameter"):
+        fsla.functional(nn.ReLU())
