@@ -127,3 +127,50 @@ def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch):
 def test_bad_specs_get_one_message():
     with pytest.raises(ValueError, match="'K_max' of SyntheticSpec must be at least 1"):
         SyntheticSpec(K_max=0)
+
+
+def test_cleaning_figures_from_one_command(tmp_path):
+    """`overview` at smoke scale, then `fig4` into the same folder: runs are shared, figures and summary are there."""
+    out = tmp_path / "x"
+    done = command("reproduce", "overview", "--out", str(out), "--device", "cpu")
+    assert done.returncode == 0, done.stderr
+    assert (out / "overview.png").read_bytes().startswith(b"\x89PNG")
+    summary = json.loads((out / "summary.json").read_text())
+    assert len(summary["runs"]) == 5
+    assert {c["held"] for c in summary["claims"]} <= {True, False}
+    first = next(iter((out / "runs").iterdir()))
+    stamp = first.stat().st_mtime_ns
+    done = command("reproduce", "fig4", "--out", str(out), "--device", "cpu")
+    assert done.returncode == 0, done.stderr
+    assert first.stat().st_mtime_ns == stamp
+    assert "FSLA beats the best CG in time" in (out / "summary.md").read_text()
+    assert "<svg" in (out / "fig4.svg").read_text()
+    other = command("reproduce", "fig4", "--scale", "paper", "--out", str(out))
+    assert other.returncode == 2
+    assert "scale: smoke there, paper now" in other.stderr
+
+
+@pytest.mark.parametrize(
+    ("args", "text"),
+    [
+        (["reproduce", "fig2", "--out", "x", "--scale", "big"], "The scale must be one of 'smoke', 'paper'"),
+        (["reproduce", "fig2", "--out", "x", "--device", "tpu"], "The device must be 'auto', 'cpu' or"),
+        (["reproduce", "fig2", "--out", "x", "--model", "cn"], "Did you mean 'cnn'"),
+        (["reproduce", "fig4", "--out", "x", "--scale", "paper", "--data-dir", "none"], "fashion-mnist needs files"),
+        (["data", "fetch", "minst"], "Did you mean 'mnist'"),
+        (["data", "check", "minst"], "Did you mean 'mnist'"),
+    ],
+)
+def test_bad_input_of_the_cleaning_commands(args, text, tmp_path):
+    done = command(*args, cwd=tmp_path)
+    assert done.returncode == 2
+    assert text in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_data_list_and_check(tmp_path):
+    assert "0 of 4 files" in command("data", "list", "--data-dir", str(tmp_path)).stdout
+    done = command("data", "check", "mnist", "--data-dir", str(tmp_path))
+    assert done.returncode == 1
+    assert "BAD" in done.stdout
+    assert "missing" in done.stdout

@@ -46,7 +46,7 @@ def test_backward_sum_equals_matrix_and_adjoint_recursions(lemma):
     problem, at, _, valid, terms = lemma
     p, d_lam = terms[-1].p, problem.outer_at(at, valid).d_lam
     by_sum = backward_sum(terms, p, d_lam)
-    assert close(adjoint_recursion(terms, p, d_lam), by_sum)
+    assert close(adjoint_recursion(reversed(terms), p, d_lam), by_sum)
     rows = matrix_recursion(terms, at.lam, at.omega)
     assert close(tree.sub(d_lam, apply_rows(rows, p, at.lam)), by_sum)
 

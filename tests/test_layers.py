@@ -19,7 +19,7 @@ LAYERS = [
     ["algorithms"],
     ["theory"],
     ["fsla"],  # __init__: the public names of the core
-    ["problems"],
+    ["problems", "data", "training"],
     ["experiments"],
     ["plots"],
     ["cli"],

@@ -128,12 +128,12 @@ class Unrolled(Memoryless):
 
     def gradient(self, problem: Oracles, at: Point, memory: None, xi: Sample) -> Tree:
         first = 0 if self.truncate is None else max(0, len(at.trail) - self.truncate)
-        terms = [
-            Term(problem.inner_at(Point(at.lam, omega), batch_of_step(xi.hvp, first + k)), eta)
-            for k, (omega, eta) in enumerate(at.trail[first:])
-        ]
+        backwards = (
+            Term(problem.inner_at(Point(at.lam, at.trail[k][0]), batch_of_step(xi.hvp, k)), at.trail[k][1])
+            for k in reversed(range(first, len(at.trail)))
+        )
         p = problem.outer_at(at, xi.outer_omega).d_omega
-        return adjoint_recursion(terms, p, problem.outer_at(at, xi.outer_lam).d_lam)
+        return adjoint_recursion(backwards, p, problem.outer_at(at, xi.outer_lam).d_lam)
 
 
 @dataclass(frozen=True)

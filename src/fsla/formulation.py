@@ -20,7 +20,7 @@ forward-mode differentiation of the inner steps (A = -dω/dλ), the adjoint recu
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -44,12 +44,19 @@ def vector_recursion(terms: Sequence[Term], v: Tree) -> Tree:
     return v
 
 
-def adjoint_recursion(terms: Sequence[Term], p: Tree, d_lam: Tree) -> Tree:
-    """Returns d_lam - Σ β_k s_k in the backward mode. The product H_0 p, which nothing reads, is not computed."""
-    for term in reversed(terms[1:]):
-        h, j = term.at.hvp_cross(p)
-        d_lam, p = axpy(-term.beta, j, d_lam), axpy(-term.beta, h, p)
-    return axpy(-terms[0].beta, terms[0].at.cross(p), d_lam) if terms else d_lam
+def adjoint_recursion(backwards: Iterable[Term], p: Tree, d_lam: Tree) -> Tree:
+    """Returns d_lam - Σ β_k s_k in the backward mode, from the terms in the order K-1 … 0.
+
+    A generator of terms is consumed one by one, so that one graph at a time is held. The product H_0 p, which nothing
+    reads, is not computed.
+    """
+    term: Term | None = None
+    for earlier in backwards:
+        if term is not None:
+            h, j = term.at.hvp_cross(p)
+            d_lam, p = axpy(-term.beta, j, d_lam), axpy(-term.beta, h, p)
+        term = earlier
+    return d_lam if term is None else axpy(-term.beta, term.at.cross(p), d_lam)
 
 
 def matrix_recursion(terms: Sequence[Term], lam: Tree, omega: Tree) -> list[Tree]:

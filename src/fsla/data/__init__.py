@@ -1,0 +1,20 @@
+"""Data sets, label noise, and the splits of the cleaning task."""
+
+from fsla.data.idx import DataError
+from fsla.data.noise import KINDS, Noise, corrupt, long_tail
+from fsla.data.sets import NAMES, Images, load
+from fsla.data.task import CleaningTask, TaskSpec, make_task
+
+__all__ = [
+    "KINDS",
+    "NAMES",
+    "CleaningTask",
+    "DataError",
+    "Images",
+    "Noise",
+    "TaskSpec",
+    "corrupt",
+    "load",
+    "long_tail",
+    "make_task",
+]

@@ -1,0 +1,228 @@
+"""The data sets: where their files are, and how they are read.
+
+Files are looked for in `--data-dir` or the folder that FSLA_DATA names, as FOLDER/NAME/FILE; if neither is given, in
+the user's cache; and what the cache lacks is downloaded from the data set's public home, with its checksum. `digits`
+comes with scikit-learn and needs no file.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from fsla.checks import pick
+from fsla.data.idx import DataError, read_idx
+
+
+class File(NamedTuple):
+    name: str
+    md5: str
+
+
+@dataclass(frozen=True)
+class Source:
+    """The public home of a data set, and its four files with the checksums of what is served there."""
+
+    home: str
+    train_images: File
+    train_labels: File
+    test_images: File
+    test_labels: File
+
+    @property
+    def files(self) -> tuple[File, ...]:
+        return self.train_images, self.train_labels, self.test_images, self.test_labels
+
+
+def _classic(home: str, *md5: str) -> Source:
+    names = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
+    return Source(home, *(File(f"{name}.gz", m) for name, m in zip(names, md5, strict=True)))
+
+
+SOURCES = {
+    "mnist": _classic(
+        "https://ossci-datasets.s3.amazonaws.com/mnist/",
+        "f68b3c2dcbeaaa9fbdd348bbdeb94873",
+        "d53e105ee54ea40749a09fcbcd1e9432",
+        "9fb629c4189551a2d022fa330f9573f3",
+        "ec29112dd5afa0611ce80d1b7f02629c",
+    ),
+    "fashion-mnist": _classic(
+        "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",
+        "8d4fb7e6c68d591d4c3dfef9ec88bf0d",
+        "25c81989df183df01b3e8a0aad5dffbe",
+        "bef4ecab320f06d8554ea6380940ec79",
+        "bb300cfdad3c16e7a12a480ee83cd310",
+    ),
+    "qmnist": Source(
+        "https://raw.githubusercontent.com/facebookresearch/qmnist/master/",
+        File("qmnist-train-images-idx3-ubyte.gz", "ed72d4157d28c017586c42bc6afe6370"),
+        File("qmnist-train-labels-idx2-int.gz", "0058f8dd561b90ffdd0f734c6a30e5e4"),
+        File("qmnist-test-images-idx3-ubyte.gz", "1394631089c404de565df7b7aeaf9412"),
+        File("qmnist-test-labels-idx2-int.gz", "5b5b05890a5e13444e108efe57b788aa"),
+    ),
+}
+NAMES = ("digits", *SOURCES)
+CLASSES = 10
+
+
+class Images(NamedTuple):
+    """A data set: images as (count, 1, height, width) in [0, 1], labels as whole numbers, and where they came from."""
+
+    train_x: Tensor
+    train_y: Tensor
+    test_x: Tensor
+    test_y: Tensor
+    origin: str
+
+
+def folder_of(data_dir: Path | None) -> Path | None:
+    """The folder that was asked for: --data-dir, else FSLA_DATA, else none."""
+    if data_dir is None and os.environ.get("FSLA_DATA"):
+        data_dir = Path(os.environ["FSLA_DATA"])
+    return data_dir
+
+
+def cache() -> Path:
+    """The user's cache folder for data."""
+    import pooch
+
+    return Path(pooch.os_cache("fsla"))
+
+
+def load(name: str, data_dir: Path | None = None, *, progress: Any = None) -> Images:
+    """Returns a data set; downloads it into the cache if no folder was asked for and the cache lacks it."""
+    pick(name, dict.fromkeys(NAMES), "data set")
+    if name == "digits":
+        return _digits()
+    folder = folder_of(data_dir)
+    if folder is None:
+        folder = cache()
+        fetch(name, folder, progress=progress)
+    paths, origin = _paths(name, folder)
+    arrays = [_images(paths[0]), _labels(paths[1]), _images(paths[2]), _labels(paths[3])]
+    arrays[3] = arrays[3][: len(arrays[2])] if name == "qmnist" else arrays[3]
+    for kind, images, labels in (("training", arrays[0], arrays[1]), ("test", arrays[2], arrays[3])):
+        if len(images) != len(labels):
+            raise DataError(
+                f"{name} must have one label for each image. Its {kind} files in {folder} hold {len(images)} images "
+                f"and {len(labels)} labels."
+            )
+    x, y, test_x, test_y = (torch.from_numpy(a) for a in arrays)
+    return Images(x[:, None].float() / 255, y.long(), test_x[:, None].float() / 255, test_y.long(), origin)
+
+
+def _digits() -> Images:
+    """scikit-learn's 1797 images of 8 x 8; every third one is for testing."""
+    from sklearn.datasets import load_digits
+
+    data: Any = load_digits()
+    x = torch.from_numpy(data.images).float()[:, None] / 16
+    y = torch.from_numpy(data.target).long()
+    test = torch.arange(len(y)) % 3 == 2
+    return Images(x[~test], y[~test], x[test], y[test], "scikit-learn")
+
+
+def _images(path: Path) -> npt.NDArray[Any]:
+    array = read_idx(path)
+    if array.ndim != 3 or array.dtype != np.uint8:
+        raise DataError(f"{path} must hold images (idx3, bytes). It holds {array.ndim} dimensions of {array.dtype}.")
+    return array
+
+
+def _labels(path: Path) -> npt.NDArray[Any]:
+    array = read_idx(path)
+    if array.ndim == 2:  # QMNIST's extended labels: column 0 is the class
+        array = array[:, 0]
+    if array.ndim != 1 or array.dtype.kind not in "ui":
+        raise DataError(
+            f"{path} must hold labels (idx1, or idx2 with the class first). It holds {array.ndim} dimensions."
+        )
+    if len(array) and not (int(array.min()) >= 0 and int(array.max()) < CLASSES):
+        raise DataError(
+            f"{path} must hold labels from 0 to {CLASSES - 1}. It holds labels from {array.min()} to {array.max()}."
+        )
+    return array.astype(np.int64)
+
+
+def _paths(name: str, folder: Path) -> tuple[list[Path], str]:
+    """The four files of a data set. Where QMNIST's images are missing, MNIST's stand in: the same in the same order."""
+    paths, origin = [folder / name / f.name for f in SOURCES[name].files], "own files"
+    if name == "qmnist":
+        for i, of_mnist in ((0, SOURCES["mnist"].train_images), (2, SOURCES["mnist"].test_images)):
+            if not paths[i].exists() and (folder / "mnist" / of_mnist.name).exists():
+                paths[i], origin = folder / "mnist" / of_mnist.name, "QMNIST labels, MNIST images"
+    missing = [p for p in paths if not p.exists()]
+    if missing:
+        raise DataError(missing_text(name, missing))
+    return paths, origin
+
+
+def missing_text(name: str, missing: list[Path], why: str = "") -> str:
+    return (
+        f"The data set {name} needs files that are not there{why}. Put them in place, from {SOURCES[name].home}: "
+        + ", ".join(str(p) for p in missing)
+        + ". Or name a folder that has them, as FOLDER/NAME/FILE, with --data-dir or FSLA_DATA."
+    )
+
+
+def fetch(name: str, folder: Path, *, home: str | None = None, progress: Any = None, tries: int = 3) -> list[Path]:
+    """Downloads what the folder lacks of a data set, with checksums; returns the four paths."""
+    import pooch
+
+    source = pick(name, SOURCES, "data set to fetch")
+    store = pooch.create(
+        path=folder / name,
+        base_url=home or source.home,
+        registry={f.name: f"md5:{f.md5}" for f in source.files},
+        retry_if_failed=tries,
+    )
+    pooch.get_logger().setLevel("ERROR")
+    paths = [folder / name / f.name for f in source.files]
+    for file, path in zip(source.files, paths, strict=True):
+        if path.exists():
+            continue  # whatever the user has put there is used; `fsla data check` tells if it is whole
+        try:
+            store.fetch(file.name, downloader=pooch.HTTPDownloader(progressbar=progress or False, timeout=30))
+        except ValueError as error:  # pooch keeps no file whose checksum is wrong
+            raise DataError(f"The download of {file.name} must have the checksum {file.md5}. {error}") from None
+        except Exception as error:  # every kind of network trouble
+            why = f", and cannot be downloaded ({type(error).__name__})"
+            raise DataError(missing_text(name, [p for p in paths if not p.exists()], why)) from None
+    return paths
+
+
+class Check(NamedTuple):
+    """One file of a data set: its path and what is to be said of it; `good` is False if it cannot be used."""
+
+    path: Path
+    good: bool
+    text: str
+
+
+def check(name: str, folder: Path) -> list[Check]:
+    """Reads every file of a data set in a folder and says what it holds."""
+    out = []
+    readers: tuple[Callable[[Path], npt.NDArray[Any]], ...] = (_images, _labels, _images, _labels)
+    for file, read in zip(SOURCES[name].files, readers, strict=True):
+        path = folder / name / file.name
+        if not path.exists():
+            out.append(Check(path, False, "missing"))
+            continue
+        try:
+            shape = " x ".join(map(str, read(path).shape))
+        except DataError as error:
+            out.append(Check(path, False, str(error)))
+            continue
+        same = hashlib.md5(path.read_bytes(), usedforsecurity=False).hexdigest() == file.md5
+        out.append(Check(path, True, f"{shape}; {'as published' if same else 'readable, but not the published file'}"))
+    return out

@@ -1,0 +1,62 @@
+"""Section 6.2: a weight for each training sample, learnt on a clean validation set.
+
+    G(λ, ω) = mean_j sigmoid(λ_j) l(ω; x_j, y_j) + ½ ρ ‖ω‖²        F(ω) = mean l(ω; validation)
+
+λ starts at 0, weights at ½. Batches are indices into the training or the validation set. F does not read λ.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from fsla.autodiff import Problem
+from fsla.module import functional
+from fsla.problem import Batch, Point
+from fsla.tree import Tree
+
+
+@dataclass(frozen=True, eq=False)
+class Reweighting:
+    """The two losses over given tensors, and a start."""
+
+    model: nn.Module
+    train_x: Tensor
+    train_y: Tensor
+    valid_x: Tensor
+    valid_y: Tensor
+    ridge: float = 0.0
+
+    def start(self) -> Point:
+        omega, _ = functional(self.model)
+        return Point({"weight_logits": torch.zeros(len(self.train_y), device=self.train_x.device)}, omega)
+
+    def losses(self) -> Problem:
+        _, net = functional(self.model)
+
+        def inner(lam: Tree, omega: Tree, index: Batch) -> Tensor:
+            each = nn.functional.cross_entropy(net(omega, self.train_x[index]), self.train_y[index], reduction="none")
+            loss = (lam["weight_logits"][index].sigmoid() * each).mean()
+            return loss + self.ridge / 2 * _square(omega) if self.ridge else loss
+
+        def outer(lam: Tree, omega: Tree, index: Batch) -> Tensor:
+            return nn.functional.cross_entropy(net(omega, self.valid_x[index]), self.valid_y[index])
+
+        return Problem(inner, outer, direct=False)
+
+    @torch.no_grad()
+    def scores(self, omega: Tree, x: Tensor, chunk: int = 5000) -> Tensor:
+        """The model's class scores, in chunks."""
+        _, net = functional(self.model)
+        return torch.cat([net(omega, part) for part in x.split(chunk)])  # type: ignore[no-untyped-call]
+
+
+def weights(lam: Tree) -> Tensor:
+    """The weights of the samples."""
+    return lam["weight_logits"].sigmoid()
+
+
+def _square(omega: Tree) -> Tensor:
+    return torch.stack([t.square().sum() for t in omega.values()]).sum()

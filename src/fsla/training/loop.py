@@ -1,0 +1,102 @@
+"""The loop around an algorithm's steps.
+
+The clock runs only while steps are taken: measuring and saving are outside it, and it waits for the device at the edges
+alone. All randomness comes from the run's generator, whose state is saved with the rest, so a run that is killed and
+started again ends with the records of one that was not, times aside.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fsla.problem import Sample
+from fsla.solver import Algorithm, State
+from fsla.training.checkpoint import load_checkpoint, save_checkpoint
+from fsla.wrap import Counted, Counts
+
+Record = dict[str, Any]
+Diverged = "diverged"
+SAVE_EVERY_S = 10.0
+
+
+@dataclass
+class Run:
+    """What a loop needs: the algorithm, the counted problem, how to begin and how to draw a sample."""
+
+    algorithm: Algorithm
+    problem: Counted
+    generator: torch.Generator
+    start: Callable[[], State]
+    draw: Callable[[], Sample]
+
+    @property
+    def device(self) -> torch.device:
+        return self.generator.device
+
+
+def train(
+    run: Run,
+    *,
+    steps: int,
+    every: int,
+    measure: Callable[[State], Record],
+    checkpoint: Path | None = None,
+    budget_s: float | None = None,
+    on_measure: Callable[[Record], None] = lambda record: None,
+) -> list[Record]:
+    """Takes `steps` steps and returns a record for the start, for every `every`-th step and for the last.
+
+    A record has what `measure` returns, and `step`, `seconds`, `oracles` (calls so far) and `status`: "running",
+    "finished", "budget" (stopped at the wall-clock budget) or "diverged" (a measured quantity is not finite; it is
+    named).
+    """
+    state, seconds, records = _resume(run, checkpoint)
+    saved = time.monotonic()
+    if not records:
+        records.append(_record(run, measure(state), state.k, seconds, "running"))
+        on_measure(records[-1])
+    while records[-1]["status"] == "running":
+        goal = min(steps, (state.k // every + 1) * every)
+        _wait(run.device)
+        begun, over = time.perf_counter(), False
+        while state.k < goal and not over:
+            state = run.algorithm.step(run.problem, state, run.draw())
+            over = budget_s is not None and seconds + time.perf_counter() - begun > budget_s
+        _wait(run.device)
+        seconds += time.perf_counter() - begun
+        status = "finished" if state.k == steps else "budget" if over else "running"
+        records.append(_record(run, measure(state), state.k, seconds, status))
+        on_measure(records[-1])
+        if checkpoint is not None and status == "running" and time.monotonic() - saved >= SAVE_EVERY_S:
+            counts = asdict(run.problem.calls), asdict(run.problem.samples)
+            save_checkpoint(checkpoint, (state, run.generator.get_state(), seconds, tuple(records), *counts))
+            saved = time.monotonic()
+    return records
+
+
+def _resume(run: Run, checkpoint: Path | None) -> tuple[State, float, list[Record]]:
+    if checkpoint is None or not checkpoint.exists():
+        return run.start(), 0.0, []
+    state, random, seconds, records, calls, samples = load_checkpoint(checkpoint, run.device)
+    run.generator.set_state(random.cpu())
+    run.problem.calls, run.problem.samples = Counts(**calls), Counts(**samples)
+    return state, seconds, list(records)
+
+
+def _record(run: Run, measured: Record, step: int, seconds: float, status: str) -> Record:
+    bad = [name for name, x in measured.items() if isinstance(x, float) and not math.isfinite(x)]
+    clean = {name: None if name in bad else x for name, x in measured.items()}
+    record = {"step": step, "seconds": seconds, "oracles": asdict(run.problem.calls), "status": status, **clean}
+    return record | {"status": Diverged, "not_finite": bad} if bad else record
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

@@ -1,0 +1,317 @@
+"""idx files, data sets, downloads from a loopback server, label noise, the task."""
+
+import functools
+import gzip
+import hashlib
+import http.server
+import struct
+import threading
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fsla.data import DataError, TaskSpec, corrupt, load, long_tail, make_task, sets
+from fsla.data.idx import read_idx
+
+
+def idx_bytes(array):
+    code = {np.dtype("u1"): 8, np.dtype(">i4"): 12}[array.dtype]
+    header = struct.pack(">HBB", 0, code, array.ndim) + struct.pack(f">{array.ndim}I", *array.shape)
+    return header + array.tobytes()
+
+
+def write(path, array):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(gzip.compress(idx_bytes(array), mtime=0))
+
+
+def images(n, seed=0):
+    return np.random.default_rng(seed).integers(0, 256, (n, 28, 28)).astype("u1")
+
+
+def labels(n):
+    return (np.arange(n) % 10).astype("u1")
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A small MNIST and QMNIST (labels only, as idx2-int with eight columns)."""
+    source = sets.SOURCES["mnist"]
+    for file, array in zip(source.files, (images(60), labels(60), images(20, 1), labels(20)), strict=True):
+        write(tmp_path / "mnist" / file.name, array)
+    extended = np.zeros((60, 8), ">i4")
+    extended[:, 0] = labels(60)
+    extended[:, 1] = 70000
+    write(tmp_path / "qmnist" / sets.SOURCES["qmnist"].train_labels.name, extended)
+    write(
+        tmp_path / "qmnist" / sets.SOURCES["qmnist"].test_labels.name, np.concatenate([extended[:20]] * 2).astype(">i4")
+    )
+    return tmp_path
+
+
+@given(st.lists(st.integers(0, 4), min_size=1, max_size=3), st.sampled_from(["u1", ">i4"]))
+@settings(max_examples=30, deadline=None)
+def test_idx_files_come_back_as_they_were(tmp_path_factory, shape, dtype):
+    array = np.arange(int(np.prod(shape))).reshape(shape).astype(dtype)
+    path = tmp_path_factory.mktemp("idx") / "x.gz"
+    write(path, array)
+    found = read_idx(path)
+    assert found.shape == array.shape
+    assert (found == array).all()
+
+
+@pytest.mark.parametrize(
+    ("damage", "text"),
+    [
+        (lambda raw: gzip.compress(raw)[:-20], "whole gzip file. It is cut short"),
+        (lambda raw: gzip.compress(raw)[:200] + b"\0\0\0\0" + gzip.compress(raw)[204:], "gzip file"),
+        (lambda raw: raw, "readable gzip file"),
+        (lambda raw: gzip.compress(raw[:-1]), "were announced. Fetch it again"),
+        (lambda raw: gzip.compress(raw + b"x"), "were announced"),
+        (lambda raw: gzip.compress(raw[:9]), "announced"),
+        (lambda raw: gzip.compress(b"PK" + raw), "must hold an idx file"),
+        (lambda raw: gzip.compress(b""), "must hold an idx file"),
+    ],
+)
+def test_damaged_files_get_one_message(tmp_path, damage, text):
+    path = tmp_path / "x.gz"
+    path.write_bytes(damage(idx_bytes(images(5))))
+    with pytest.raises(DataError, match=text) as error:
+        read_idx(path)
+    assert str(path) in str(error.value)
+
+
+def test_mnist_is_read(folder):
+    data = load("mnist", folder)
+    assert data.train_x.shape == (60, 1, 28, 28)
+    assert data.test_y.tolist() == labels(20).tolist()
+    assert torch.equal(data.train_x[:, 0], torch.from_numpy(images(60)).float() / 255)
+
+
+def test_qmnist_takes_the_class_column_and_mnists_images(folder):
+    data = load("qmnist", folder)
+    assert data.train_y.tolist() == labels(60).tolist()
+    assert len(data.test_y) == len(data.test_x) == 20
+    assert data.origin == "QMNIST labels, MNIST images"
+
+
+def test_the_folder_may_come_from_the_environment(folder, monkeypatch):
+    monkeypatch.setenv("FSLA_DATA", str(folder))
+    assert len(load("mnist").train_y) == 60
+
+
+def test_missing_files_are_named_with_their_places(tmp_path):
+    with pytest.raises(
+        DataError, match=r"fashion-mnist needs files.*train-images-idx3-ubyte.gz.*--data-dir or FSLA_DATA"
+    ):
+        load("fashion-mnist", tmp_path)
+
+
+def test_mislabelled_files_are_refused(folder):
+    name = sets.SOURCES["mnist"]
+    write(folder / "mnist" / name.train_labels.name, np.full(60, 10, "u1"))
+    with pytest.raises(DataError, match=r"labels from 0 to 9. It holds labels from 10 to 10"):
+        load("mnist", folder)
+    write(folder / "mnist" / name.train_labels.name, labels(59))
+    with pytest.raises(DataError, match="60 images and 59 labels"):
+        load("mnist", folder)
+    write(folder / "mnist" / name.train_labels.name, images(60))
+    with pytest.raises(DataError, match="must hold labels"):
+        load("mnist", folder)
+    write(folder / "mnist" / name.train_images.name, labels(60))
+    with pytest.raises(DataError, match="must hold images"):
+        load("mnist", folder)
+
+
+def test_an_unknown_name_is_refused():
+    with pytest.raises(ValueError, match=r"'minst'.*Did you mean 'mnist'"):
+        load("minst")
+
+
+def test_digits_need_nothing():
+    data = load("digits")
+    assert len(data.train_y) + len(data.test_y) == 1797
+    assert data.train_x.shape[1:] == (1, 8, 8)
+    assert 0 <= data.train_x.min() < data.train_x.max() <= 1
+
+
+@pytest.fixture
+def server(tmp_path):
+    """A loopback server of small files; `failures` makes the next answers fail."""
+    root = tmp_path / "served"
+    root.mkdir()
+
+    class Handler(http.server.SimpleHTTPRequestHandler):
+        failures, asked = 0, 0
+
+        def do_GET(self):
+            Handler.asked += 1
+            if Handler.failures > 0:
+                Handler.failures -= 1
+                self.send_error(503)
+            else:
+                super().do_GET()
+
+        def log_message(self, *args):
+            pass
+
+    httpd = http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Handler, directory=str(root)))
+    thread = threading.Thread(target=httpd.serve_forever, daemon=True)
+    thread.start()
+    yield root, f"http://127.0.0.1:{httpd.server_address[1]}/", Handler
+    httpd.shutdown()
+    thread.join()
+    httpd.server_close()
+
+
+@pytest.fixture
+def small_source(server, monkeypatch):
+    root, home, handler = server
+    files = []
+    for file, array in zip(sets.SOURCES["mnist"].files, (images(6), labels(6), images(4), labels(4)), strict=True):
+        write(root / file.name, array)
+        files.append(sets.File(file.name, hashlib.md5((root / file.name).read_bytes()).hexdigest()))
+    monkeypatch.setitem(sets.SOURCES, "mnist", sets.Source(home, *files))
+    monkeypatch.setattr("time.sleep", lambda s: None)  # pooch waits between tries
+    return root, handler
+
+
+class Bar:
+    def __init__(self):
+        self.total, self.done = 0, 0
+
+    def update(self, n):
+        self.done += n
+
+    def reset(self):
+        self.done = 0
+
+    def close(self):
+        pass
+
+
+def test_a_download_is_checked_kept_and_shown(small_source, tmp_path):
+    bar, (_, handler) = Bar(), small_source
+    paths = sets.fetch("mnist", tmp_path / "cache", progress=bar)
+    assert all(p.exists() for p in paths)
+    assert bar.total > 0
+    asked = handler.asked
+    sets.fetch("mnist", tmp_path / "cache")
+    assert handler.asked == asked  # what is there is not fetched again
+    assert all(c.good and "as published" in c.text for c in sets.check("mnist", tmp_path / "cache"))
+
+
+def test_a_download_is_tried_again(small_source, tmp_path):
+    _, handler = small_source
+    handler.failures = 2
+    assert len(sets.fetch("mnist", tmp_path / "cache")) == 4
+    handler.failures = 0
+
+
+def test_a_wrong_checksum_leaves_nothing(small_source, tmp_path):
+    root, _ = small_source
+    name = sets.SOURCES["mnist"].train_images.name
+    write(root / name, images(7))
+    with pytest.raises(DataError, match="must have the checksum"):
+        sets.fetch("mnist", tmp_path / "cache", tries=0)
+    assert not (tmp_path / "cache" / "mnist" / name).exists()
+
+
+def test_no_network_says_which_files_to_put_where(small_source, tmp_path, monkeypatch):
+    source = sets.SOURCES["mnist"]
+    monkeypatch.setitem(sets.SOURCES, "mnist", sets.Source("http://127.0.0.1:9/", *source.files))
+    with pytest.raises(DataError, match=r"cannot be downloaded.*Put them in place.*t10k-labels-idx1-ubyte.gz"):
+        sets.fetch("mnist", tmp_path / "cache", tries=0)
+
+
+def test_check_tells_what_is_wrong_with_each_file(folder):
+    (folder / "mnist" / sets.SOURCES["mnist"].test_labels.name).write_bytes(b"junk")
+    found = sets.check("mnist", folder)
+    assert [c.good for c in found] == [True, True, True, False]
+    assert "60 x 28 x 28; readable, but not the published file" in found[0].text
+    assert sets.check("qmnist", folder)[0].text == "missing"
+
+
+CASES = st.tuples(st.sampled_from(["uniform", "wrong", "pair"]), st.floats(0, 1), st.integers(0, 10**6))
+
+
+@given(CASES)
+@settings(max_examples=50, deadline=None)
+def test_label_noise(case):
+    kind, rate, seed = case
+    true = torch.arange(500) % 10
+    noise = corrupt(true, 10, kind, rate, torch.Generator().manual_seed(seed))
+    again = corrupt(true, 10, kind, rate, torch.Generator().manual_seed(seed))
+    assert torch.equal(noise.labels, again.labels)
+    assert torch.equal(noise.changed, noise.labels != true)  # the exact mask
+    assert noise.labels.min() >= 0
+    assert noise.labels.max() < 10
+    number = int(noise.changed.sum())
+    if kind == "uniform":
+        assert number <= round(rate * 500)
+    else:
+        assert number == round(rate * 500)
+    if kind == "pair":
+        assert torch.equal(noise.labels[noise.changed], (true[noise.changed] + 1) % 10)
+
+
+def test_uniform_noise_leaves_a_tenth_right():
+    true = torch.zeros(20_000, dtype=torch.long)
+    noise = corrupt(true, 10, "uniform", 0.8, torch.Generator().manual_seed(0))
+    assert float(noise.changed.double().mean()) == pytest.approx(0.72, abs=0.01)
+    counts = torch.bincount(noise.labels[noise.changed], minlength=10)[1:]
+    assert counts.min() > 0.9 * counts.double().mean()
+
+
+@pytest.mark.parametrize(
+    ("args", "text"),
+    [
+        ((torch.arange(10), 10, "uniform", 1.2), "between 0 and 1. Got 1.2: of 10 samples, 12 would be corrupted"),
+        ((torch.arange(10), 10, "uniform", -0.1), "between 0 and 1"),
+        ((torch.arange(10), 10, "unform", 0.1), "Did you mean 'uniform'"),
+        ((torch.arange(10), 9, "uniform", 0.1), "between 0 and 8. Got 0 to 9"),
+    ],
+)
+def test_bad_noise_gets_one_message(args, text):
+    with pytest.raises(ValueError, match=text):
+        corrupt(*args, torch.Generator())
+
+
+def test_long_tails_fall_geometrically():
+    true = torch.arange(10_000) % 10
+    index = long_tail(true, 10, 20.0, torch.Generator().manual_seed(0))
+    counts = torch.bincount(true[index], minlength=10)
+    assert counts[0] / counts[9] == pytest.approx(20, rel=0.05)
+    assert (counts[:-1] >= counts[1:]).all()
+    assert len(index) == len(set(index.tolist()))
+
+
+def test_the_task_is_drawn_from_its_seed(folder):
+    spec = TaskSpec("mnist", n_train=30, n_valid=20, seed=3)
+    one, two = make_task(spec, data_dir=folder), make_task(spec, data_dir=folder)
+    for a, b in zip(one, two, strict=True):
+        assert a == b if not isinstance(a, torch.Tensor) else torch.equal(a, b)
+    assert torch.equal(one.changed, one.train_y != one.true_y)
+    assert float(one.train_x.mean()) == pytest.approx(0, abs=1e-5)
+    assert float(one.train_x.std()) == pytest.approx(1, abs=1e-5)
+    other = make_task(TaskSpec("mnist", n_train=30, n_valid=20, seed=4), data_dir=folder)
+    assert not torch.equal(one.train_x, other.train_x)
+    train, valid = ({tuple(x.flatten().tolist()) for x in xs} for xs in (one.train_x, one.valid_x))
+    assert not train & valid
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"n_train": 50, "n_valid": 11}, r"must fit into mnist's 60 training images. Got 50 \+ 11"),
+        ({"n_train": 0}, "'n_train' of TaskSpec must be at least 1"),
+        ({"rate": 1.5}, "between 0 and 1"),
+        ({"inputs": "raw"}, "scaling of the inputs"),
+    ],
+)
+def test_bad_tasks_get_one_message(folder, changes, text):
+    with pytest.raises(ValueError, match=text):
+        make_task(TaskSpec("mnist", **({"n_train": 10, "n_valid": 10} | changes)), data_dir=folder)

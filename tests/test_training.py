@@ -1,0 +1,193 @@
+"""Checkpoints bit for bit, and runs that end with the same records whenever they are killed."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+
+import fsla
+from fsla import Sample
+from fsla.data import TaskSpec
+from fsla.experiments.cleaning import RunSpec, execute, parse
+from fsla.training import load_checkpoint, save_checkpoint
+from fsla.training.checkpoint import CheckpointError
+from support import network
+
+TINY = RunSpec(
+    TaskSpec("digits", n_train=60, n_valid=40), model="softmax", steps=20, every=4, batch=16,
+    delta=10.0, c_tau=0.1, c_beta=0.01, c_eta=0.09,
+)  # fmt: skip
+
+
+def timeless(records):
+    return [{k: v for k, v in r.items() if k != "seconds"} for r in records]
+
+
+@pytest.mark.parametrize("name", ["fsla", "bp", "cg", "soba"])
+def test_a_state_comes_back_bit_for_bit(tmp_path, name):
+    problem, at, train, valid = network(torch.float32)
+    solver = fsla.algorithms.ALL[name](fsla.rates.constant(0.1, 0.1, 0.1), **({"T": 3} if name in ("bp", "cg") else {}))
+    xi = Sample.full(train, valid)
+    state = solver.step(problem, solver.init(problem, at, xi), xi)
+    save_checkpoint(tmp_path / "x", (state, torch.get_rng_state(), 0.1, "text", None, True))
+    found, random, *rest = load_checkpoint(tmp_path / "x")
+    assert rest == [0.1, "text", None, True]
+    assert torch.equal(random, torch.get_rng_state())
+    assert type(found) is type(state)
+    one, two = solver.step(problem, state, xi), solver.step(problem, found, xi)
+    assert all(torch.equal(one.d[k], two.d[k]) for k in one.d)
+    assert all(torch.equal(one.at.omega[k], two.at.omega[k]) for k in one.at.omega)
+
+
+def test_damaged_checkpoints_are_named(tmp_path):
+    save_checkpoint(tmp_path / "x", ({"a": torch.ones(3)},))
+    (tmp_path / "y").write_bytes((tmp_path / "x").read_bytes()[:-5])
+    with pytest.raises(CheckpointError, match=r"cannot be read.*Remove it"):
+        load_checkpoint(tmp_path / "y")
+    (tmp_path / "z").write_bytes(b"junk")
+    with pytest.raises(CheckpointError, match="cannot be read"):
+        load_checkpoint(tmp_path / "z")
+    from safetensors.torch import save_file
+
+    save_file({"a": torch.ones(1)}, tmp_path / "other")
+    with pytest.raises(CheckpointError, match="of the format"):
+        load_checkpoint(tmp_path / "other")
+    with pytest.raises(TypeError, match="Got object instead"):
+        save_checkpoint(tmp_path / "w", object())
+
+
+@pytest.mark.parametrize("method", ["fsla", "bp_3", "ns_1_3", "cg_2_3", "none", "oracle"])
+def test_one_seed_gives_the_same_records_twice(method):
+    spec = RunSpec(**{**TINY.__dict__, "method": method})
+    one, two = execute(spec), execute(spec)
+    assert timeless(one) == timeless(two)
+    assert [r["step"] for r in one] == [0, 4, 8, 12, 16, 20]
+    assert one[-1]["status"] == "finished"
+    assert json.loads(json.dumps(one)) == one
+
+
+@pytest.mark.parametrize("method", ["fsla", "bp_3", "cg_2_3"])
+@pytest.mark.parametrize("stop", [4, 12, 16])
+def test_a_stopped_run_ends_with_the_same_records(tmp_path, monkeypatch, method, stop):
+    monkeypatch.setattr("fsla.training.loop.SAVE_EVERY_S", 0.0)
+    spec = RunSpec(**{**TINY.__dict__, "method": method})
+
+    class Killed(Exception):
+        pass
+
+    def kill(record):
+        if record["step"] == stop:
+            raise Killed
+
+    with pytest.raises(Killed):
+        execute(spec, checkpoint=tmp_path / "part", on_measure=kill)
+    seen = []
+    resumed = execute(spec, checkpoint=tmp_path / "part", on_measure=lambda r: seen.append(r["step"]))
+    assert 0 not in seen or stop == 4  # it went on from its checkpoint
+    assert timeless(resumed) == timeless(execute(spec))
+
+
+def test_a_killed_command_resumes_to_the_same_records(tmp_path):
+    """SIGKILL at different moments of a real process; the records of the whole are the same."""
+    code = (
+        "import sys; from pathlib import Path; import fsla.training.loop as loop; loop.SAVE_EVERY_S = 0.0\n"
+        "from fsla.experiments.figures import CleaningSpec; from fsla.experiments.reproduce import reproduce\n"
+        "import torch; torch.set_num_threads(1)\n"
+        "reproduce(Path(sys.argv[1]), CleaningSpec(), ('overview',), 1)\n"
+    )
+
+    def start(out):
+        return subprocess.Popen([sys.executable, "-c", code, str(out)], env={**os.environ, "PYTHONWARNINGS": "ignore"})
+
+    assert start(tmp_path / "whole").wait(timeout=200) == 0
+    kills = 0
+    for pause in (3.5, 4.5, 5.0):
+        process = start(tmp_path / "killed")
+        time.sleep(pause)
+        if process.poll() is None:
+            process.send_signal(signal.SIGKILL)
+            kills += 1
+        process.wait()
+    assert start(tmp_path / "killed").wait(timeout=200) == 0
+    assert kills > 0
+    records = [
+        [json.loads(line) for line in (tmp_path / name / "records.jsonl").read_text().splitlines()]
+        for name in ("whole", "killed")
+    ]
+    assert timeless(records[0]) == timeless(records[1])
+    assert not list((tmp_path / "killed" / "runs").glob("*.part*"))
+
+
+def test_a_budget_stops_a_run_and_says_so():
+    spec = RunSpec(**{**TINY.__dict__, "steps": 10**6, "every": 1000, "budget_s": 0.3})
+    records = execute(spec)
+    assert records[-1]["status"] == "budget"
+    assert records[-1]["seconds"] < 5
+
+
+def test_divergence_is_reported_and_ends_the_run():
+    spec = RunSpec(**{**TINY.__dict__, "c_tau": 1e30, "steps": 100})
+    records = execute(spec)
+    assert records[-1]["status"] == "diverged"
+    assert "valid_loss" in records[-1]["not_finite"]
+    assert records[-1]["valid_loss"] is None
+    json.dumps(records, allow_nan=False)
+
+
+def test_measuring_stays_out_of_the_counts_and_the_numbers():
+    often, seldom = (execute(RunSpec(**{**TINY.__dict__, "every": e}))[-1] for e in (1, 20))
+    for record in (often, seldom):
+        del record["seconds"], record["run"]
+    assert often == seldom
+    assert often["oracles"]["hvp"] == 20
+    assert often["oracles"]["cross"] == 40
+
+
+def test_what_a_record_holds():
+    first, last = (r := execute(TINY))[0], r[-1]
+    assert first["spec"]["batch"] == 16
+    assert first["changed_labels"] > 0
+    assert first["origin"] == "scikit-learn"
+    assert first["weight_auroc"] == 0.5
+    assert first["weight_clean"] == first["weight_corrupted"] == 0.5
+    assert sum(last["histogram_clean"]) + sum(last["histogram_corrupted"]) == 60
+    for key in (
+        "valid_accuracy",
+        "test_accuracy",
+        "weight_ap",
+        "confidence_auroc",
+        "confidence_ap",
+        "v_norm",
+        "d_norm",
+    ):
+        assert last[key] is not None
+    assert last["hypergradient_norm"] > 0
+
+
+def test_cleaning_cleans():
+    """On digits with four fifths of the labels redrawn: a lower loss, and weights that rank the wrong labels."""
+    from fsla.experiments.figures import CleaningSpec, panels
+
+    runs = panels("overview", CleaningSpec())[0].runs
+    fsla_run, none = execute(runs["FSLA"])[-1], execute(runs["NONE"])[-1]
+    oracle = execute(panels("fig2", CleaningSpec())[0].runs["ORACLE"])[-1]
+    assert oracle["valid_loss"] < fsla_run["valid_loss"] < 0.8 * none["valid_loss"]
+    assert fsla_run["weight_auroc"] > 0.9
+    assert fsla_run["weight_clean"] > fsla_run["weight_corrupted"] + 0.2
+
+
+@pytest.mark.parametrize("name", ["bp", "bp_0", "ns_1", "cg_1_", "cg_1_10_2", "sgd", "bp_-1", ""])
+def test_unknown_methods_get_one_message(name):
+    with pytest.raises(ValueError, match="must be 'fsla', 'bp_T'"):
+        parse(name)
+
+
+@pytest.mark.parametrize("model", ["cnn", "cnn-small", "cnn4", "softmax"])
+def test_every_model_runs(model):
+    spec = RunSpec(**{**TINY.__dict__, "model": model, "steps": 2, "every": 2})
+    assert execute(spec)[-1]["status"] == "finished"
