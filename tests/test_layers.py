@@ -13,6 +13,7 @@ LAYERS = [
     ["tree"],
     ["problem"],
     ["autodiff", "module", "wrap", "formulation", "linsolve"],
+    ["weighted"],
     ["exact"],
     ["estimators", "inner", "direction", "rates", "projection"],
     ["solver", "evaluate"],

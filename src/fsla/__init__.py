@@ -13,6 +13,7 @@ from fsla.evaluate import DivergenceWarning, Hypergradient, check_hypergradient,
 from fsla.module import functional
 from fsla.problem import Batches, Point, Sample
 from fsla.solver import Solver, State
+from fsla.weighted import WeightedProblem
 from fsla.wrap import Counted, Counts, Shared
 
 __version__ = "0.1.0"
@@ -29,6 +30,7 @@ __all__ = [
     "Shared",
     "Solver",
     "State",
+    "WeightedProblem",
     "algorithms",
     "check_hypergradient",
     "functional",

@@ -11,6 +11,11 @@ from fsla.tree import Scalar, Tree, axpy
 
 
 class InnerUpdate(Protocol):
+    @property
+    def revisited(self) -> int:
+        """How many of the last graphs an estimator may ask for again: all that unrolling reads, else one."""
+        ...
+
     def init(self, at: Point) -> Any: ...
     def run(self, problem: Oracles, at: Point, memory: Any, xi: Sample, tau: Scalar) -> tuple[Point, Any]: ...
 
@@ -29,6 +34,10 @@ class Descent:
 
     def __post_init__(self) -> None:
         whole(self.steps, "steps", "Descent")
+
+    @property
+    def revisited(self) -> int:
+        return self.steps if self.trail else 1
 
     def init(self, at: Point) -> Tree | None:
         return at.omega if self.restart else None

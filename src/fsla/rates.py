@@ -10,6 +10,8 @@ import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from torch import Tensor
+
 from fsla.checks import whole
 from fsla.tree import Scalar
 
@@ -40,10 +42,13 @@ class Schedule:
                     f"The {name!r} of Schedule must be a finite number, at least 0. Got {value!r} instead."
                 )
 
-    def __call__(self, k: int) -> Rates:
+    def __call__(self, k: int | Tensor) -> Rates:
+        """The rates of step k: numbers, or 0-d tensors if k is one, so that a captured step need not ask the host."""
         fall = (k + 1) ** self.power
         eta = self.eta / fall
-        return Rates(self.alpha / fall, self.tau / fall, self.beta / fall, min(1.0, eta) if self.clip_eta else eta)
+        if self.clip_eta:
+            eta = eta.clamp(max=1.0) if isinstance(eta, Tensor) else min(1.0, eta)
+        return Rates(self.alpha / fall, self.tau / fall, self.beta / fall, eta)
 
 
 def paper(delta: float = 1000.0, c_tau: float = 1e-3, c_beta: float = 1e-4, c_eta: float = 9e-4) -> Schedule:

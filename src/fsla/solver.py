@@ -64,7 +64,7 @@ class Solver:
 
     def step(self, problem: Oracles, state: State, xi: Sample) -> State:
         if xi.repeats:
-            problem = Shared(problem)
+            problem = Shared(problem, keep=self.inner.revisited)
         rate = self.rates(state.k)
         here = Point(self._projected(axpy(-rate.alpha, state.d, state.at.lam)), state.at.omega)  # line 3
         at, inner = self.inner.run(problem, here, state.inner, xi, rate.tau)  # line 6

@@ -73,11 +73,14 @@ class _CountedView:
 
 
 class Shared:
-    """A problem that builds one graph for each point and batch. Trees never change in place, so identity is the key."""
+    """A problem that builds one graph for each point and batch. Trees never change in place, so identity is the key.
 
-    def __init__(self, problem: Oracles) -> None:
-        self._problem = problem
-        self._views: dict[tuple[str, int, int, int], tuple[Any, Point, Batch]] = {}
+    `keep`: how many views of each level are held, the oldest given up first; None holds all.
+    """
+
+    def __init__(self, problem: Oracles, keep: int | None = None) -> None:
+        self._problem, self._keep = problem, keep
+        self._views: dict[str, dict[tuple[int, int, int], tuple[Any, Point, Batch]]] = {"inner_at": {}, "outer_at": {}}
 
     def inner_at(self, at: Point, batch: Batch) -> Inner:
         return cast(Inner, self._once("inner_at", at, batch))
@@ -86,7 +89,9 @@ class Shared:
         return cast(Outer, self._once("outer_at", at, batch))
 
     def _once(self, kind: str, at: Point, batch: Batch) -> Any:
-        key = (kind, id(at.lam), id(at.omega), id(batch))
-        if key not in self._views:  # the point and the batch are kept, so that their ids stay theirs
-            self._views[key] = getattr(self._problem, kind)(at, batch), at, batch
-        return self._views[key][0]
+        views, key = self._views[kind], (id(at.lam), id(at.omega), id(batch))
+        if key not in views:  # the point and the batch are kept, so that their ids stay theirs
+            if self._keep is not None and len(views) >= self._keep:
+                del views[next(iter(views))]
+            views[key] = getattr(self._problem, kind)(at, batch), at, batch
+        return views[key][0]

@@ -208,6 +208,7 @@ def execute(
     checkpoint: Path | None = None,
     data_dir: Path | None = None,
     device: torch.device | str = "cpu",
+    engine: str = "auto",
     on_measure: Callable[[Record], None] = lambda record: None,
 ) -> list[Record]:
     """Does one run; each record carries the run's name, its spec and the facts that make it repeatable."""
@@ -229,6 +230,7 @@ def execute(
         measure=measure,
         checkpoint=checkpoint,
         budget_s=spec.budget_s,
+        engine=engine,
         on_measure=on_measure,
     )
     head = {"run": spec.name, "spec": asdict(spec), **facts}

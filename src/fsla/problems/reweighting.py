@@ -12,10 +12,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from fsla.autodiff import Problem
 from fsla.module import functional
 from fsla.problem import Batch, Point
 from fsla.tree import Tree
+from fsla.weighted import WeightedProblem
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,18 +33,22 @@ class Reweighting:
         omega, _ = functional(self.model)
         return Point({"weight_logits": torch.zeros(len(self.train_y), device=self.train_x.device)}, omega)
 
-    def losses(self) -> Problem:
+    def losses(self) -> WeightedProblem:
         _, net = functional(self.model)
 
-        def inner(lam: Tree, omega: Tree, index: Batch) -> Tensor:
-            each = nn.functional.cross_entropy(net(omega, self.train_x[index]), self.train_y[index], reduction="none")
-            loss = (lam["weight_logits"][index].sigmoid() * each).mean()
-            return loss + self.ridge / 2 * _square(omega) if self.ridge else loss
+        def each(omega: Tree, index: Batch) -> Tensor:
+            return nn.functional.cross_entropy(net(omega, self.train_x[index]), self.train_y[index], reduction="none")
+
+        def weight(lam: Tree, index: Batch) -> Tensor:
+            return lam["weight_logits"][index].sigmoid()
+
+        def ridge(omega: Tree) -> Tensor:
+            return self.ridge / 2 * _square(omega)
 
         def outer(lam: Tree, omega: Tree, index: Batch) -> Tensor:
             return nn.functional.cross_entropy(net(omega, self.valid_x[index]), self.valid_y[index])
 
-        return Problem(inner, outer, direct=False)
+        return WeightedProblem(each, weight, outer, regulariser=ridge if self.ridge else None, direct=False)
 
     @torch.no_grad()
     def scores(self, omega: Tree, x: Tensor, chunk: int = 5000) -> Tensor:

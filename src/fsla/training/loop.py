@@ -1,8 +1,8 @@
 """The loop around an algorithm's steps.
 
-The clock runs only while steps are taken: measuring and saving are outside it, and it waits for the device at the edges
-alone. All randomness comes from the run's generator, whose state is saved with the rest, so a run that is killed and
-started again ends with the records of one that was not, times aside.
+The clock runs only while steps are taken: capturing a graph is inside it, measuring and saving are outside. All
+randomness comes from the run's generator, whose state is saved with the rest: on a CPU, a run that is killed and
+started again ends with the records of one that was not, times aside. (On a GPU some kernels add in no fixed order.)
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import torch
 from fsla.problem import Sample
 from fsla.solver import Algorithm, State
 from fsla.training.checkpoint import load_checkpoint, save_checkpoint
+from fsla.training.engine import Engine, make_engine
 from fsla.wrap import Counted, Counts
 
 Record = dict[str, Any]
@@ -49,6 +50,7 @@ def train(
     measure: Callable[[State], Record],
     checkpoint: Path | None = None,
     budget_s: float | None = None,
+    engine: str = "auto",
     on_measure: Callable[[Record], None] = lambda record: None,
 ) -> list[Record]:
     """Takes `steps` steps and returns a record for the start, for every `every`-th step and for the last.
@@ -62,15 +64,17 @@ def train(
     if not records:
         records.append(_record(run, measure(state), state.k, seconds, "running"))
         on_measure(records[-1])
+    motor: Engine | None = None
     while records[-1]["status"] == "running":
-        goal = min(steps, (state.k // every + 1) * every)
-        _wait(run.device)
-        begun, over = time.perf_counter(), False
+        goal, over = min(steps, (state.k // every + 1) * every), False
         while state.k < goal and not over:
-            state = run.algorithm.step(run.problem, state, run.draw())
-            over = budget_s is not None and seconds + time.perf_counter() - begun > budget_s
-        _wait(run.device)
-        seconds += time.perf_counter() - begun
+            begun = time.perf_counter()
+            if motor is None:
+                motor, state = make_engine(engine, run.algorithm, run.problem, run.draw, run.generator, state)
+            state = motor.advance(state, min(goal - state.k, motor.stride))
+            _wait(run.device)
+            seconds += time.perf_counter() - begun
+            over = budget_s is not None and seconds > budget_s
         status = "finished" if state.k == steps else "budget" if over else "running"
         records.append(_record(run, measure(state), state.k, seconds, status))
         on_measure(records[-1])
