@@ -48,9 +48,9 @@ def test_the_same_command_again_repeats_no_run(folder):
 def test_a_folder_of_another_run_is_refused(folder):
     out, _ = folder
     before = (out / "records.jsonl").read_bytes()
-    done = command("reproduce", "synthetic", "--out", str(out), "--seeds", "2")
+    done = command("reproduce", "overview", "--out", str(out))
     assert done.returncode == 2
-    assert "seeds: 1 there, 2 now" in done.stderr
+    assert "experiment: synthetic there, cleaning now" in done.stderr
     assert "Traceback" not in done.stderr
     assert (out / "records.jsonl").read_bytes() == before
 
@@ -102,6 +102,9 @@ def test_an_interrupted_experiment_resumes_where_it_stopped(tmp_path):
     resumed = run(spec, Folder(tmp_path / "a", "synthetic", spec), lambda name, k, n: done.append(name))
     whole = run(spec, Folder(tmp_path / "b", "synthetic", spec), lambda name, k, n: None)
 
+    more = SyntheticSpec(seeds=3, K_max=5, K_timed=5, K_sequence=10)
+    assert len(run(more, Folder(tmp_path / "a", "synthetic", more), lambda name, k, n: None)) > len(whole)
+
     def timeless(records):
         return [{k: v for k, v in r.items() if not k.startswith("s_")} for r in records]
 
@@ -145,9 +148,11 @@ def test_cleaning_figures_from_one_command(tmp_path):
     assert first.stat().st_mtime_ns == stamp
     assert "FSLA beats the best CG in time" in (out / "summary.md").read_text()
     assert "<svg" in (out / "fig4.svg").read_text()
-    other = command("reproduce", "fig4", "--scale", "paper", "--out", str(out))
+    summary = json.loads((out / "summary.json").read_text())
+    assert len(summary["runs"]) == 5 + 6  # those of the first command are still there
+    other = command("reproduce", "fig4", "--budget", "5", "--out", str(out))
     assert other.returncode == 2
-    assert "scale: smoke there, paper now" in other.stderr
+    assert "budget_s: None there, 5.0 now" in other.stderr
 
 
 @pytest.mark.parametrize(
@@ -155,6 +160,8 @@ def test_cleaning_figures_from_one_command(tmp_path):
     [
         (["reproduce", "fig2", "--out", "x", "--scale", "big"], "The scale must be one of 'smoke', 'paper'"),
         (["reproduce", "fig2", "--out", "x", "--device", "tpu"], "The device must be 'auto', 'cpu' or"),
+        (["reproduce", "fig2", "--out", "x", "--device", "meta"], "The device must be 'auto', 'cpu' or"),
+        (["reproduce", "fig2", "--out", "x", "--budget", "-1"], "'budget' of reproduce must be positive"),
         (["reproduce", "fig2", "--out", "x", "--model", "cn"], "Did you mean 'cnn'"),
         (["reproduce", "fig4", "--out", "x", "--scale", "paper", "--data-dir", "none"], "fashion-mnist needs files"),
         (["data", "fetch", "minst"], "Did you mean 'mnist'"),
@@ -166,6 +173,7 @@ def test_bad_input_of_the_cleaning_commands(args, text, tmp_path):
     assert done.returncode == 2
     assert text in done.stderr
     assert "Traceback" not in done.stderr
+    assert not list(tmp_path.iterdir())
 
 
 def test_data_list_and_check(tmp_path):

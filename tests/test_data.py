@@ -232,7 +232,11 @@ def test_check_tells_what_is_wrong_with_each_file(folder):
     found = sets.check("mnist", folder)
     assert [c.good for c in found] == [True, True, True, False]
     assert "60 x 28 x 28; readable, but not the published file" in found[0].text
-    assert sets.check("qmnist", folder)[0].text == "missing"
+    qmnist = sets.check("qmnist", folder)
+    assert [c.good for c in qmnist] == [True, True, True, True]
+    assert "MNIST's, which stand in" in qmnist[0].text
+    assert "`fsla data fetch fashion-mnist` downloads it" in sets.check("fashion-mnist", folder)[0].text
+    assert sets.check("digits", folder)[0].good
 
 
 CASES = st.tuples(st.sampled_from(["uniform", "wrong", "pair"]), st.floats(0, 1), st.integers(0, 10**6))

@@ -186,7 +186,7 @@ def test_an_indefinite_hessian_is_named():
         lambda lam, omega, batch: (omega["w"] - 1).square().sum(),
     )
     at = Point({"a": torch.tensor([1.0, -1.0, 2.0], dtype=F64)}, {"w": torch.tensor([0.0, 5.0, 1.0], dtype=F64)})
-    with pytest.warns(fsla.DivergenceWarning, match="non-positive curvature"):
+    with pytest.warns(fsla.DivergenceWarning, match="curvature of G is not positive in every direction"):
         fsla.hypergradient(problem, at, None, None, "cg")
     for method in ("exact", "implicit"):
         with pytest.raises(ValueError, match=r"positive definite Hessian.*-2"):
@@ -273,3 +273,82 @@ def test_the_check_sees_a_wrong_gradient():
         lambda lam, omega, b: problem.outer_loss({"log_ridge": lam["log_ridge"].detach()}, omega, b),
     )
     assert fsla.check_hypergradient(lying, at, train, valid, steps=(5,)).difference > 1e-3
+
+
+def ridge_setup():
+    x, y = normal(50, 5, seed=1), normal(50, seed=2)
+
+    def mse(omega, b):
+        return (b[0] @ omega["w"] - b[1]).square().mean()
+
+    problem = fsla.Problem(
+        lambda lam, o, b: mse(o, b) + (lam["r"].exp() * o["w"] ** 2).sum(), lambda lam, o, b: mse(o, b)
+    )
+    return problem, Point({"r": torch.zeros(5, dtype=F64)}, {"w": torch.zeros(5, dtype=F64)}), (x, y)
+
+
+@pytest.mark.parametrize("method", ["tracked", "unrolled", "tangent", "neumann"])
+def test_a_result_that_is_not_finite_is_never_called_converged(method):
+    problem, at, batch = ridge_setup()
+    with pytest.warns(fsla.DivergenceWarning, match="diverge"):
+        h = fsla.hypergradient(problem, at, batch, batch, method, beta=1e200, steps=20)
+    assert not h.converged
+
+
+def test_tensors_that_require_grad_leave_no_graph_in_results_and_states():
+    problem, at, batch = ridge_setup()
+    leaves = Point(at.lam, {"w": at.omega["w"].clone().requires_grad_()})
+    h = fsla.hypergradient(problem, leaves, batch, batch, "exact")
+    assert not any(t.requires_grad for x in (h.value, h.v, h.omega) for t in x.values())
+    xi = fsla.Sample.full(batch, batch)
+    for name in ("fsla", "soba"):
+        solver = fsla.algorithms.ALL[name](fsla.rates.constant(0.1, 0.1, 0.1))
+        state = solver.step(problem, solver.init(problem, leaves, xi), xi)
+        assert not any(t.requires_grad for x in (state.at.lam, state.at.omega, state.d) for t in x.values())
+
+
+def test_a_gradient_that_is_not_finite_at_the_start_is_named():
+    problem, at, batch = ridge_setup()
+    spiky = fsla.Problem(
+        lambda lam, o, b: problem.inner_loss(lam, o, b) + o["w"].square().sum().sqrt(), problem.outer_loss
+    )
+    with pytest.raises(ValueError, match=r"gradient of the inner loss G in omega must be finite.*\['w'\]"):
+        fsla.hypergradient(spiky, at, batch, batch)
+
+
+def test_no_step_is_chosen_without_curvature():
+    flat = fsla.Problem(lambda lam, o, b: (lam["a"].exp() * o["w"]).sum(), lambda lam, o, b: o["w"].square().sum())
+    at = Point({"a": torch.zeros(2, dtype=F64)}, {"w": torch.ones(2, dtype=F64)})
+    with pytest.raises(ValueError, match=r"must curve upwards.*Give beta"):
+        fsla.hypergradient(flat, at, None, None, "tracked")
+
+
+def test_odd_arguments_get_one_message():
+    problem, at, batch = ridge_setup()
+    with pytest.raises(ValueError, match="truncate is for method='unrolled' alone"):
+        fsla.hypergradient(problem, at, batch, batch, "cg", truncate=3)
+    with pytest.raises(ValueError, match="'steps' of check_hypergradient must be at least 1"):
+        fsla.check_hypergradient(problem, at, batch, batch, steps=(0,))
+    with pytest.raises(TypeError, match=r"must be a number. Got '0.1'"):
+        fsla.hypergradient(problem, at, batch, batch, "neumann", beta="0.1")
+    with pytest.raises(TypeError, match=r"fsla.Point\(lam, omega\). Got tuple"):
+        fsla.hypergradient(problem, (at.lam, at.omega), batch, batch)
+    with pytest.raises(ValueError, match="Did you mean 'cg'"):
+        fsla.hypergradient(problem, at, batch, batch, "CG")
+    with pytest.raises(KeyError) as error:
+        fsla.hypergradient(problem, Point(at.lam, {"v": at.omega["w"]}), batch, batch)
+    assert "while the inner loss G was called with lam ['r'] and omega ['v']" in error.value.__notes__[0]
+    assert len(fsla.check_hypergradient(problem, at, batch, batch, steps=3).rows) == 6
+
+
+def test_an_ill_conditioned_system_in_float32_is_named_for_what_it_is():
+    scales = torch.logspace(-5, 0, 60, dtype=torch.float64).float()
+    problem = fsla.Problem(
+        lambda lam, o, b: (scales * o["w"].square()).sum() / 2 + (lam["a"] * o["w"]).sum(),
+        lambda lam, o, b: (o["w"] * torch.linspace(1, 2, 60)).sum(),
+    )
+    at = Point({"a": torch.zeros(60)}, {"w": torch.zeros(60)})
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        h = fsla.hypergradient(problem, at, None, None, "cg", steps=2000)
+    assert h.converged or "too ill-conditioned for this dtype" in str(said[0].message)

@@ -77,3 +77,53 @@ def test_what_is_no_network_is_refused():
         fsla.functional({})
     with pytest.raises(ValueError, match="at least one parameter"):
         fsla.functional(nn.ReLU())
+
+
+class Functional(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(3, 3)
+
+    def forward(self, x):
+        return nn.functional.dropout(self.layer(x), 0.5, training=self.training)
+
+
+class Counting(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(3, 3)
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x):
+        self.calls += 1
+        return self.layer(x)
+
+
+@pytest.mark.parametrize(
+    ("model", "text"),
+    [
+        (Functional(), "draws random numbers"),
+        (nn.Sequential(nn.Linear(3, 3), nn.RReLU()), "draws random numbers"),
+        (Counting(), r"writes its buffers \['calls'\]"),
+    ],
+)
+def test_what_modules_do_not_tell_the_first_call_does(model, text):
+    omega, net = fsla.functional(model)
+    with pytest.raises(ValueError, match=text):
+        net(omega, torch.ones(2, 3))
+
+
+def test_a_parameter_of_another_shape_is_refused_though_it_would_broadcast():
+    omega, net = fsla.functional(nn.Linear(3, 4))
+    with pytest.raises(ValueError, match=r"omega\['bias'\] must have shape \(4,\). Got \(1,\)"):
+        net({**omega, "bias": torch.zeros(1)}, torch.ones(2, 3))
+
+
+def test_networks_take_named_arguments():
+    class Scaled(nn.Linear):
+        def forward(self, x, *, scale=1.0):
+            return scale * super().forward(x)
+
+    omega, net = fsla.functional(Scaled(3, 2))
+    x = torch.ones(1, 3)
+    assert torch.allclose(net(omega, x, scale=2.0), 2 * net(omega, x))

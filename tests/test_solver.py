@@ -309,3 +309,40 @@ def test_memory_does_not_grow_over_ten_thousand_steps():
 def test_bad_settings_get_one_message(make, error, text):
     with pytest.raises(error, match=text):
         make()
+
+
+def test_batches_are_taken_at_the_start_too():
+    problem, at = DATA.losses(), Point({"lam": normal(4)}, {"omega": normal(5)})
+    b = draw("independent", 3)
+    xi = Sample(Batches([x.inner for x in b[:3]]), b[0].outer_omega, Batches([x.hvp for x in b[:2]]), *b[0][3:])
+    solver = fsla.algorithms.amigo(R, T=3, Q=2)
+    assert solver.step(problem, solver.init(problem, at, xi), xi).k == 1
+
+
+@pytest.mark.parametrize("name", ["fsla", "soba", "ma_soba"])
+def test_the_start_is_projected(name):
+    problem, at, train, valid = ridge_logistic()
+    solver = fsla.algorithms.ALL[name](R, project=Box(0.0, 1.0))
+    state = solver.init(
+        problem, Point({"log_ridge": torch.full((6,), 5.0, dtype=torch.float64)}, at.omega), Sample.full(train, valid)
+    )
+    assert state.at.lam["log_ridge"].max() == 1.0
+
+
+def test_a_state_tells_whether_it_is_finite():
+    problem, at, train, valid = ridge_logistic()
+    xi, solver = Sample.full(train, valid), fsla.algorithms.fsla(fsla.rates.constant(0.1, 1e200, 0.1))
+    state = solver.init(problem, at, xi)
+    assert state.is_finite()
+    for _ in range(5):
+        state = solver.step(problem, state, xi)
+    assert not state.is_finite()
+
+
+def test_wrong_kinds_of_arguments_get_one_message():
+    with pytest.raises(TypeError, match=r"rates must be a function of k.*Got tuple"):
+        fsla.algorithms.fsla((0.1, 0.1))
+    with pytest.raises(TypeError, match=r"rates must be a function of k"):
+        fsla.algorithms.soba(0.1)
+    with pytest.raises(TypeError, match=r"outer source of Sample.draw must be a function.*Got Tensor"):
+        Sample.draw("grouped", int, torch.ones(1))

@@ -191,3 +191,12 @@ def test_unknown_methods_get_one_message(name):
 def test_every_model_runs(model):
     spec = RunSpec(**{**TINY.__dict__, "model": model, "steps": 2, "every": 2})
     assert execute(spec)[-1]["status"] == "finished"
+
+
+def test_a_diverged_run_wins_no_claim():
+    from fsla.experiments.cleaning_summary import Results
+
+    last = {"status": "diverged", "valid_loss": 0.1, "weight_auroc": 0.9, "step": 3, "seconds": 1.0}
+    results = Results({TINY.name: [last]}, 1)
+    assert results.final(TINY) == float("inf")
+    assert results.final(TINY, "weight_auroc") != results.final(TINY, "weight_auroc")  # NaN

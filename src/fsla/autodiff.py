@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from fsla.problem import Batch, Inner, Outer, Point
-from fsla.tree import Tree, row, zeros_like
+from fsla.tree import Tree, detach, row, zeros_like
 
 Loss = Callable[[Tree, Tree, Batch], Tensor]
 
@@ -67,7 +67,7 @@ class _Linearised:
 
     @cached_property
     def grad(self) -> Tree:
-        return _detached(self._grad)
+        return detach(self._grad)
 
     def hvp(self, v: Tree) -> Tree:
         return _filled(self._pull(v, list(self._omega.values())), self._omega)
@@ -106,7 +106,7 @@ class _Evaluated:
 
     @cached_property
     def d_omega(self) -> Tree:
-        return _detached(_first(self._value, self._omega, "outer loss F", retain_graph=True))
+        return detach(_first(self._value, self._omega, "outer loss F", retain_graph=True))
 
     @cached_property
     def d_lam(self) -> Tree:
@@ -125,13 +125,13 @@ def _leaves(x: Tree) -> Tree:
     return {name: t.detach().requires_grad_() for name, t in x.items()}
 
 
-def _detached(x: Tree) -> Tree:
-    return {name: t.detach() for name, t in x.items()}
-
-
 def _evaluate(loss: Loss, lam: Tree, omega: Tree, batch: Batch, name: str) -> Tensor:
-    with torch.enable_grad():
-        value: object = loss(lam, omega, batch)
+    try:
+        with torch.enable_grad():
+            value: object = loss(lam, omega, batch)
+    except Exception as error:
+        error.add_note(f"(raised while the {name} was called with lam {sorted(lam)} and omega {sorted(omega)})")
+        raise
     if not isinstance(value, Tensor):
         raise TypeError(f"The {name} must return a 0-d tensor. Got {type(value).__name__} instead.")
     if value.ndim != 0 or not value.dtype.is_floating_point:

@@ -13,7 +13,7 @@ def pick(name: str, table: Mapping[str, T], what: str) -> T:
     """Returns table[name]; an unknown name is an error that names the nearest one."""
     if name in table:
         return table[name]
-    near = get_close_matches(str(name), table, n=1)
+    near = get_close_matches(str(name).lower(), table, n=1)
     hint = f" Did you mean {near[0]!r}?" if near else ""
     raise ValueError(f"The {what} must be one of {', '.join(map(repr, table))}. Got {name!r} instead.{hint}")
 
@@ -28,5 +28,7 @@ def whole(value: object, name: str, owner: str) -> None:
 
 def positive(value: float | None, name: str, owner: str) -> None:
     """Raises unless value is a positive number or None."""
-    if value is not None and not value > 0:
+    if value is not None and not isinstance(value, int | float):
+        raise TypeError(f"The {name!r} of {owner} must be a number. Got {value!r} instead.")
+    if value is not None and not 0 < value < float("inf"):
         raise ValueError(f"The {name!r} of {owner} must be positive. Got {value} instead.")

@@ -98,7 +98,10 @@ def _cleaning(group: str, out: Path, scale: str, seeds: int, more: dict[str, Any
             out, asked, GROUPS[group], seeds, data_dir=more["data_dir"], device=device_of(more["device"]), report=report
         )
         progress.update(runs, completed=progress.tasks[0].total)
-    _show(out, text.split("## fig")[0], draw(out, asked, GROUPS[group], results))
+    head, claims, *_ = text.split("\n## ")
+    if scale == "smoke":
+        claims += "\nSmall data and another model: what does not hold here may hold at the paper's size.\n"
+    _show(out, f"{head}\n## {claims}", draw(out, asked, GROUPS[group], results))
 
 
 def _group(name: str, text: str) -> None:
@@ -128,7 +131,7 @@ _group("fig3", "FSLA against NS and CG, warm and restarted: eight panels.")
 _group("fig4", "FSLA against the best CG on Fashion-MNIST and QMNIST (at smoke scale: two other kinds of noise).")
 _group("ablations", "Figures 5 and 6: batch size, δ, c_τ, c_η, c_β; and what the momentum gains.")
 _group("momentum", "Not in the paper: STORM, a moving average, no momentum, and STORM on shared batches.")
-_group("all", "Everything, the synthetic experiment too.")
+_group("all", "Everything, the synthetic experiment too (20 seeds of it at paper scale, at most 3 at smoke scale).")
 
 
 @data.command("list")
@@ -161,12 +164,12 @@ def data_check(
 ) -> None:
     """Read every file and say what it holds; exit code 1 if one cannot be used."""
     from fsla.checks import pick
-    from fsla.data.sets import SOURCES, cache, check, folder_of
+    from fsla.data.sets import NAMES, cache, check, folder_of
 
     if name:
-        pick(name, SOURCES, "data set to check")
+        pick(name, dict.fromkeys(NAMES), "data set to check")
     bad = False
-    for one in [name] if name else list(SOURCES):
+    for one in [name] if name else NAMES:
         for found in check(one, folder_of(data_dir) or cache()):
             bad |= not found.good
             console.print(
@@ -208,7 +211,7 @@ def _bar() -> Progress:
 
 def _show(out: Path, text: str, figures: list[Path]) -> None:
     console.print(Markdown(text))
-    console.print("\nFigures (PNG, and SVG beside each):", highlight=False)
+    console.print("\nFigures (PNG, and SVG beside each), summary and records:", highlight=False)
     for path in [*figures, out / "summary.md", out / "summary.json", out / "records.jsonl"]:
         console.print(f"  {path}", highlight=False, soft_wrap=True)
 

@@ -109,7 +109,7 @@ class Implicit(Memoryless):
     solve: Callable[[Matvec, Tree], Tree]
 
     def gradient(self, problem: Oracles, at: Point, memory: None, xi: Sample) -> Tree:
-        v = self.solve(problem.inner_at(at, xi.hvp).hvp, problem.outer_at(at, xi.outer_omega).d_omega)
+        v = self.solve(problem.inner_at(at, batch_of_step(xi.hvp, 0)).hvp, problem.outer_at(at, xi.outer_omega).d_omega)
         return readout(problem, at, v, xi)
 
 

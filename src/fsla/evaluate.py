@@ -15,7 +15,7 @@ from fsla.estimators import Tracked, Unrolled
 from fsla.exact import solve_adjoint, solve_inner
 from fsla.formulation import Term, apply_rows, matrix_recursion
 from fsla.inner import Descent
-from fsla.problem import Batch, Inner, Oracles, Outer, Point, Sample, check
+from fsla.problem import Batch, Inner, Oracles, Outer, Point, Sample, checked
 from fsla.tree import Tree, axpy, dot, flatten, norm, size, sub, unflatten
 from fsla.wrap import Shared
 
@@ -80,9 +80,14 @@ def hypergradient(
     whole(steps, "steps", "hypergradient")
     for name, value in (("beta", beta), ("tol", tol)):
         positive(value, name, "hypergradient")
-    check(problem, at, inner_batch, outer_batch)
+    if truncate is not None and method != "unrolled":
+        raise ValueError(f"truncate is for method='unrolled' alone. Got truncate={truncate} with method={method!r}.")
+    at = checked(problem, at, inner_batch, outer_batch)
     xi = Sample.full(inner_batch, outer_batch)
-    result = compute(problem, Point(at.lam, at.omega), xi, _Options(steps, beta, tol, truncate))
+    result = compute(problem, at, xi, _Options(steps, beta, tol, truncate))
+    if not all(bool(t.isfinite().all()) for t in result.value.values()):
+        note = f"The hypergradient by {method!r} is not finite: its steps diverge. Leave beta out, or make it smaller."
+        result = replace(result, note=result.note or note)
     if result.note:
         warnings.warn(result.note, DivergenceWarning, stacklevel=2)
     return result
@@ -107,8 +112,9 @@ def _cg(problem: Oracles, at: Point, xi: Sample, opt: _Options) -> Hypergradient
         return result
     return replace(
         result,
-        note=f"CG stopped after {len(taken)} steps: it met a direction of non-positive curvature, so the Hessian of G "
-        "in omega is not positive definite here. Add a ridge to G.",
+        note=f"CG stopped after {len(taken)} steps at a relative residual of {result.residual:.1e}: to rounding, the "
+        "curvature of G is not positive in every direction. The Hessian in omega is not positive definite, or too "
+        "ill-conditioned for this dtype. Add a ridge to G, or use float64.",
     )
 
 
@@ -170,7 +176,12 @@ def _inner_step(problem: Oracles, at: Point, xi: Sample, opt: _Options) -> float
 
 def _safe_step(top: float) -> float:
     """A little under 1/L, since `top` bounds L from below."""
-    return 0.95 / max(top, 1e-30)
+    if not top > 0:
+        raise ValueError(
+            f"The inner loss G must curve upwards in omega for a step to be chosen, but its largest curvature here is "
+            f"{top:.2g}. Give beta, or start at another omega."
+        )
+    return 0.95 / top
 
 
 def _solved(inner: Inner, outer: Outer, at: Point, v: Tree, opt: _Options) -> Hypergradient:
@@ -219,7 +230,7 @@ def check_hypergradient(
     inner_batch: Batch,
     outer_batch: Batch,
     *,
-    steps: Sequence[int] = (5, 20, 80),
+    steps: Sequence[int] | int = (5, 20, 80),
     beta: float | None = None,
 ) -> HypergradientCheck:
     """Compares every estimator with the exact hypergradient, and that one with a central difference of f.
@@ -228,20 +239,24 @@ def check_hypergradient(
     G must be strongly convex in ω, and small enough for many exact solves. "tangent" is left out above 64 coordinates
     of λ.
     """
+    every = [steps] if isinstance(steps, int) else list(steps)
+    for k in every:
+        whole(k, "steps", "check_hypergradient")
     exact = hypergradient(problem, at, inner_batch, outer_batch, "exact")
+    scale = float(norm(exact.value)) or 1.0
     rows = []
     for method in METHODS:
         if method == "exact" or (method == "tangent" and size(at.lam) > 64):
             continue
-        for k in [None] if method == "implicit" else steps:
+        for K in [None] if method == "implicit" else every:
             found, errors = exact, []
             for start in (exact.omega, at.omega):
                 with warnings.catch_warnings():
                     warnings.simplefilter("ignore", DivergenceWarning)  # the table shows it
                     here = Point(at.lam, start)
-                    found = hypergradient(problem, here, inner_batch, outer_batch, method, steps=k or 1, beta=beta)
-                errors.append(float(norm(sub(found.value, exact.value)) / norm(exact.value)))
-            rows.append(Row(method, k, errors[1], errors[0], found.residual))
+                    found = hypergradient(problem, here, inner_batch, outer_batch, method, steps=K or 1, beta=beta)
+                errors.append(float(norm(sub(found.value, exact.value))) / scale)
+            rows.append(Row(method, K, errors[1], errors[0], found.residual))
     return HypergradientCheck(
         rows, _difference(problem, at, exact, inner_batch, outer_batch), float(norm(sub(at.omega, exact.omega)))
     )

@@ -80,9 +80,9 @@ def cg(
 
 
 def relative_residual(matvec: Matvec, b: Tree, v: Tree) -> Tensor:
-    """Returns ‖b - H v‖ / ‖b‖ (0 where b = 0), at the price of one product."""
-    scale_b = norm(b)
-    return torch.where(scale_b > 0, norm(sub(b, matvec(v))) / torch.where(scale_b > 0, scale_b, 1), 0)
+    """Returns ‖b - H v‖ / ‖b‖ (0 where b = 0, NaN where anything is), at the price of one product."""
+    scale_b, gap = norm(b), norm(sub(b, matvec(v)))
+    return torch.where(scale_b == 0, gap, gap / torch.where(scale_b == 0, 1, scale_b))
 
 
 def largest_eigenvalue(matvec: Matvec, like: Tree, *, steps: int = 30, seed: int = 0) -> float:

@@ -73,6 +73,12 @@ class Sample(NamedTuple):
         draws, the fewest that leave STORM unbiased. "shared": one draw of each; right for momentum "none" or
         "average", but under STORM a bias of the order c_β / c_η stays for ever.
         """
+        for name, source in (("inner", inner), ("outer", outer)):
+            if not callable(source):
+                raise TypeError(
+                    f"The {name} source of Sample.draw must be a function without arguments that returns a batch. "
+                    f"Got {type(source).__name__} instead."
+                )
         if mode == "independent":
             return cls(inner(), outer(), inner(), outer(), inner())
         if mode == "grouped":
@@ -125,16 +131,29 @@ class Oracles(Protocol):
     def outer_at(self, at: Point, batch: Batch) -> Outer: ...
 
 
-def check(problem: Oracles, at: Point, inner_batch: Batch, outer_batch: Batch) -> None:
-    """Raises unless the point is of the right form and both losses are finite there. Done once, before a run."""
+def checked(problem: Oracles, at: Point, inner_batch: Batch, outer_batch: Batch) -> Point:
+    """Returns the point, cut off from any graph. Done once, before a run.
+
+    Raises unless it is of the right form, and both losses and their gradients in ω are finite there.
+    """
+    if not isinstance(at, Point):
+        raise TypeError(f"The point must be a fsla.Point(lam, omega). Got {type(at).__name__} instead.")
     tree.check(at.lam, "lam")
     tree.check(at.omega, "omega")
-    for name, view in (
-        ("inner loss G", problem.inner_at(at, inner_batch)),
-        ("outer loss F", problem.outer_at(at, outer_batch)),
-    ):
+    at = Point(tree.detach(at.lam), tree.detach(at.omega))
+    inner = problem.inner_at(at, batch_of_step(inner_batch, 0))
+    outer = problem.outer_at(at, batch_of_step(outer_batch, 0))
+    for name, view in (("inner loss G", inner), ("outer loss F", outer)):
         if not bool(view.value.isfinite()):
             raise ValueError(
                 f"The {name} must be finite at the starting point. Got {float(view.value)} instead. "
                 "Check the data for NaN and infinity, and the scale of lam and omega."
             )
+    for name, grad in (("inner loss G", inner.grad), ("outer loss F", outer.d_omega)):
+        bad = [key for key, t in grad.items() if not bool(t.isfinite().all())]
+        if bad:
+            raise ValueError(
+                f"The gradient of the {name} in omega must be finite at the starting point, and is not in {bad}. "
+                "Check for norms, roots and logarithms at 0."
+            )
+    return at

@@ -23,6 +23,14 @@ class Rates(NamedTuple):
     eta: Scalar
 
 
+def callable_rates(rates: object) -> None:
+    if not callable(rates):
+        raise TypeError(
+            "rates must be a function of k, such as fsla.rates.constant(alpha, tau, beta). "
+            f"Got {type(rates).__name__} instead."
+        )
+
+
 @dataclass(frozen=True)
 class Schedule:
     """Rates as a function of k: first values, and the power of k+1 by which they fall."""

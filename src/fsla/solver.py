@@ -16,9 +16,9 @@ from typing import Any, Literal, NamedTuple, Protocol
 from fsla.direction import Direction, Storm
 from fsla.estimators import Estimator
 from fsla.inner import Descent, InnerUpdate
-from fsla.problem import Oracles, Point, Sample, check
+from fsla.problem import Oracles, Point, Sample, checked
 from fsla.projection import Projection
-from fsla.rates import Rates
+from fsla.rates import Rates, callable_rates
 from fsla.tree import Tree, axpy
 from fsla.wrap import Shared
 
@@ -31,6 +31,10 @@ class State(NamedTuple):
     inner: Any
     memory: Any
     d: Tree
+
+    def is_finite(self) -> bool:
+        """Whether λ, ω and d hold no NaN or infinity. Asks the device, so not at every step."""
+        return all(bool(t.isfinite().all()) for x in (self.at.lam, self.at.omega, self.d) for t in x.values())
 
 
 class Algorithm(Protocol):
@@ -52,11 +56,12 @@ class Solver:
     project: Projection | None = None
 
     def __post_init__(self) -> None:
+        callable_rates(self.rates)
         if self.v_at not in ("old", "new"):
             raise ValueError(f"The 'v_at' of a Solver must be 'old' or 'new'. Got {self.v_at!r} instead.")
 
     def init(self, problem: Oracles, at: Point, xi: Sample) -> State:
-        check(problem, at, xi.inner, xi.outer_omega)
+        at = checked(problem, at, xi.inner, xi.outer_omega)
         at = Point(self._projected(at.lam), at.omega)
         memory = self.estimator.init(at)
         d = self.estimator.gradient(problem, at, memory, xi)

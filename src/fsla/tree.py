@@ -82,6 +82,10 @@ def norm(x: Tree) -> Tensor:
     return total
 
 
+def detach(x: Tree) -> Tree:
+    return {name: t.detach() for name, t in x.items()}
+
+
 def zeros_like(x: Tree) -> Tree:
     return {name: torch.zeros_like(t) for name, t in x.items()}
 

@@ -12,15 +12,14 @@ from fsla.direction import by_name
 from fsla.estimators import ConjugateGradient, Estimator, Implicit, Neumann, Unrolled
 from fsla.inner import Descent
 from fsla.projection import Projection
-from fsla.rates import Rates, paper
+from fsla.rates import Rates
 from fsla.solver import Solver
 
 Schedule = Callable[[int], Rates]
-_PAPER = paper()
 
 
 def bp(
-    rates: Schedule = _PAPER,
+    rates: Schedule,
     *,
     T: int = 1,
     truncate: int | None = None,
@@ -33,7 +32,7 @@ def bp(
 
 
 def ns(
-    rates: Schedule = _PAPER,
+    rates: Schedule,
     *,
     T: int = 1,
     K: int = 10,
@@ -42,12 +41,12 @@ def ns(
     momentum: str = "storm",
     project: Projection | None = None,
 ) -> Solver:
-    """K terms of the Neumann series with step `beta`: K - 1 HVPs for each hypergradient."""
+    """K terms of the Neumann series with step `beta` (not that of `rates`): K - 1 HVPs for each hypergradient."""
     return _baseline(Implicit(Neumann(K, beta)), rates, T, restart, momentum, project)
 
 
 def cg(
-    rates: Schedule = _PAPER,
+    rates: Schedule,
     *,
     T: int = 1,
     K: int = 10,

@@ -9,12 +9,12 @@ from fsla.direction import Plain, by_name
 from fsla.estimators import Tracked
 from fsla.inner import Descent
 from fsla.projection import Projection
-from fsla.rates import Rates, paper
+from fsla.rates import Rates
 from fsla.solver import Solver
 
 
 def fsla(
-    rates: Callable[[int], Rates] = paper(),  # noqa: B008 (frozen)
+    rates: Callable[[int], Rates],
     *,
     v_at: Literal["old", "new"] = "old",
     momentum: str = "storm",

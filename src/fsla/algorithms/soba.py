@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from fsla.problem import Oracles, Point, Sample, check
+from fsla.problem import Oracles, Point, Sample, checked
 from fsla.projection import Projection
-from fsla.rates import Rates
+from fsla.rates import Rates, callable_rates
 from fsla.solver import State
 from fsla.tree import axpy, scale, sub, zeros_like
 
@@ -26,8 +26,12 @@ class Soba:
     average: bool = False
     project: Projection | None = None
 
+    def __post_init__(self) -> None:
+        callable_rates(self.rates)
+
     def init(self, problem: Oracles, at: Point, xi: Sample) -> State:
-        check(problem, at, xi.inner, xi.outer_omega)
+        at = checked(problem, at, xi.inner, xi.outer_omega)
+        at = at if self.project is None else Point(self.project(at.lam), at.omega)
         return State(0, at, None, zeros_like(at.omega), zeros_like(at.lam))
 
     def step(self, problem: Oracles, state: State, xi: Sample) -> State:

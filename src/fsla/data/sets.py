@@ -158,13 +158,19 @@ def _paths(name: str, folder: Path) -> tuple[list[Path], str]:
     """The four files of a data set. Where QMNIST's images are missing, MNIST's stand in: the same in the same order."""
     paths, origin = [folder / name / f.name for f in SOURCES[name].files], "own files"
     if name == "qmnist":
-        for i, of_mnist in ((0, SOURCES["mnist"].train_images), (2, SOURCES["mnist"].test_images)):
-            if not paths[i].exists() and (folder / "mnist" / of_mnist.name).exists():
-                paths[i], origin = folder / "mnist" / of_mnist.name, "QMNIST labels, MNIST images"
+        for i, file in ((0, SOURCES[name].train_images), (2, SOURCES[name].test_images)):
+            if not paths[i].exists() and _stand_in(folder, file).exists():
+                paths[i], origin = _stand_in(folder, file), "QMNIST labels, MNIST images"
     missing = [p for p in paths if not p.exists()]
     if missing:
         raise DataError(missing_text(name, missing))
     return paths, origin
+
+
+def _stand_in(folder: Path, file: File) -> Path:
+    """MNIST's images in the place of QMNIST's."""
+    mnist = SOURCES["mnist"]
+    return folder / "mnist" / (mnist.train_images if "train" in file.name else mnist.test_images).name
 
 
 def missing_text(name: str, missing: list[Path], why: str = "") -> str:
@@ -211,12 +217,16 @@ class Check(NamedTuple):
 
 def check(name: str, folder: Path) -> list[Check]:
     """Reads every file of a data set in a folder and says what it holds."""
+    if name == "digits":
+        return [Check(Path("scikit-learn"), True, "part of the package")]
     out = []
     readers: tuple[Callable[[Path], npt.NDArray[Any]], ...] = (_images, _labels, _images, _labels)
     for file, read in zip(SOURCES[name].files, readers, strict=True):
-        path = folder / name / file.name
+        path, stands_in = folder / name / file.name, ""
+        if not path.exists() and name == "qmnist" and file in (SOURCES[name].train_images, SOURCES[name].test_images):
+            path, stands_in = _stand_in(folder, file), "MNIST's, which stand in; "
         if not path.exists():
-            out.append(Check(path, False, "missing"))
+            out.append(Check(path, False, f"missing; `fsla data fetch {name}` downloads it"))
             continue
         try:
             shape = " x ".join(map(str, read(path).shape))
@@ -224,5 +234,9 @@ def check(name: str, folder: Path) -> list[Check]:
             out.append(Check(path, False, str(error)))
             continue
         same = hashlib.md5(path.read_bytes(), usedforsecurity=False).hexdigest() == file.md5
-        out.append(Check(path, True, f"{shape}; {'as published' if same else 'readable, but not the published file'}"))
+        out.append(
+            Check(
+                path, True, f"{stands_in}{shape}; {'as published' if same else 'readable, but not the published file'}"
+            )
+        )
     return out

@@ -20,10 +20,10 @@ from sklearn.metrics import average_precision_score, roc_auc_score
 from torch import Tensor, nn
 
 from fsla import algorithms
-from fsla.checks import pick, whole
+from fsla.checks import pick, positive, whole
 from fsla.data import CleaningTask, TaskSpec, make_task
 from fsla.inner import Descent
-from fsla.problem import Batch, Batches, Oracles, Point, Sample, check
+from fsla.problem import Batch, Batches, Oracles, Point, Sample, checked
 from fsla.problems.networks import MODELS, RIDGE, build
 from fsla.problems.reweighting import Reweighting, weights
 from fsla.rates import Rates, paper
@@ -60,6 +60,7 @@ class RunSpec:
         pick(self.model, MODELS, "model")
         for name in ("steps", "every", "batch"):
             whole(getattr(self, name), name, "RunSpec")
+        positive(self.budget_s, "budget_s", "RunSpec")
 
     @property
     def name(self) -> str:
@@ -98,7 +99,7 @@ class FixedWeights:
     rates: Callable[[int], Rates]
 
     def init(self, problem: Oracles, at: Point, xi: Sample) -> State:
-        check(problem, at, xi.inner, xi.outer_omega)
+        at = checked(problem, at, xi.inner, xi.outer_omega)
         return State(0, at, None, None, zeros_like(at.lam))
 
     def step(self, problem: Oracles, state: State, xi: Sample) -> State:

@@ -9,6 +9,7 @@ from typing import Any
 from fsla.experiments.cleaning import RunSpec
 from fsla.experiments.figures import CleaningSpec, panels
 from fsla.experiments.report import claims, table
+from fsla.training import Diverged
 
 Record = dict[str, Any]
 Claim = tuple[str, bool, str]
@@ -25,9 +26,10 @@ class Results:
         return [self._records[spec.seeded(s).name] for s in range(self.seeds)]
 
     def final(self, spec: RunSpec, key: str = "valid_loss") -> float:
-        """The mean over seeds of the last value; a diverged run counts as infinite loss."""
-        values = [run[-1][key] for run in self.runs(spec)]
-        return float("inf") if any(v is None for v in values) else statistics.fmean(values)
+        """The mean over seeds of the last value; a diverged run has an infinite loss, and nothing else."""
+        if any(run[-1]["status"] == Diverged or run[-1][key] is None for run in self.runs(spec)):
+            return float("inf") if key == "valid_loss" else float("nan")
+        return statistics.fmean(run[-1][key] for run in self.runs(spec))
 
     def spread(self, spec: RunSpec, key: str = "valid_loss") -> float:
         values = [run[-1][key] for run in self.runs(spec)]

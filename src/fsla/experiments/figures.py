@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from fsla.checks import pick, whole
+from fsla.checks import pick, positive, whole
 from fsla.data import TaskSpec
 from fsla.experiments.cleaning import RunSpec
 
@@ -26,6 +26,7 @@ class CleaningSpec:
 
     def __post_init__(self) -> None:
         pick(self.scale, SCALES, "scale")
+        positive(self.budget_s, "budget", "reproduce")
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """The output folder of an experiment: what was asked for, one file of records for each finished run, and summaries.
 
-spec.json        the experiment and its settings; a folder holds one experiment only
+spec.json        the experiment and its settings, seeds aside; a folder holds one experiment only
 runs/NAME.jsonl  the records of a finished run: written whole or not at all, so an interrupted experiment resumes
 records.jsonl    all of them together
 """
@@ -37,6 +37,7 @@ class Folder:
     def __init__(self, path: Path, experiment: str, spec: Any) -> None:
         self.path, self.runs = path, path / "runs"
         wanted = json.loads(json.dumps({"experiment": experiment, **asdict(spec)}))
+        wanted.pop("seeds", None)  # more seeds may be added later
         try:
             self.runs.mkdir(parents=True, exist_ok=True)
             if not (path / "spec.json").exists():

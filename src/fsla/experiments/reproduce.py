@@ -9,9 +9,10 @@ from typing import Any
 
 import torch
 
+from fsla.data import load
 from fsla.experiments.cleaning import RunSpec, execute
 from fsla.experiments.cleaning_summary import Results, all_claims, markdown
-from fsla.experiments.figures import CleaningSpec, runs
+from fsla.experiments.figures import FIGURES, CleaningSpec, runs
 from fsla.experiments.folder import Folder, RunError, write_text
 
 Report = Callable[[RunSpec, int, int, int], None]
@@ -24,6 +25,8 @@ def device_of(name: str) -> torch.device:
         name = "cuda" if torch.cuda.is_available() else "cpu"
     try:
         device = torch.device(name)
+        if device.type not in ("cpu", "cuda"):
+            raise RuntimeError(f"{device.type} is neither")
         torch.zeros(1, device=device)
     except (RuntimeError, AssertionError) as error:
         first = str(error).splitlines()[0]
@@ -41,8 +44,13 @@ def reproduce(
     device: torch.device | str = "cpu",
     report: Report = lambda spec, step, done, total: None,
 ) -> tuple[Results, str]:
-    """Does the runs that the folder lacks; returns the results and the text of summary.md."""
+    """Does the runs that the folder lacks; returns the results and the text of summary.md.
+
+    The records and the summary are of every figure whose runs the folder has by then, asked for now or before.
+    """
     wanted = runs(figures, asked, seeds)
+    for dataset in dict.fromkeys(spec.task.dataset for spec in wanted):
+        load(dataset, data_dir)  # what is missing is said before anything is written
     folder = Folder(out, "cleaning", asked)
     for done, spec in enumerate(wanted):
         report(spec, 0, done, len(wanted))
@@ -56,7 +64,8 @@ def reproduce(
         records = execute(spec, checkpoint=part, data_dir=data_dir, device=device, on_measure=tell)
         folder.save(spec.name, records)
         part.unlink(missing_ok=True)
-    gathered = folder.gather([spec.name for spec in wanted])
+    figures = tuple(f for f in FIGURES if all(folder.finished(spec.name) for spec in runs((f,), asked, seeds)))
+    gathered = folder.gather([spec.name for spec in runs(figures, asked, seeds)])
     by_run: dict[str, list[dict[str, Any]]] = {}
     for record in gathered:
         by_run.setdefault(record["run"], []).append(record)

@@ -75,7 +75,7 @@ def train(
             _wait(run.device)
             seconds += time.perf_counter() - begun
             over = budget_s is not None and seconds > budget_s
-        status = "finished" if state.k == steps else "budget" if over else "running"
+        status = "finished" if state.k >= steps else "budget" if over else "running"
         records.append(_record(run, measure(state), state.k, seconds, status))
         on_measure(records[-1])
         if checkpoint is not None and status == "running" and time.monotonic() - saved >= SAVE_EVERY_S:
