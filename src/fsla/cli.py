@@ -134,6 +134,47 @@ _group("momentum", "Not in the paper: STORM, a moving average, no momentum, and 
 _group("all", "Everything, the synthetic experiment too (20 seeds of it at paper scale, at most 3 at smoke scale).")
 
 
+@app.command()
+def bench(
+    problems: Annotated[
+        str, typer.Option(help="Of 'cnn', 'softmax', 'quadratic', with commas.")
+    ] = "cnn,softmax,quadratic",
+    rounds: Annotated[int, typer.Option(min=1, help="How often each step is timed.")] = 9,
+    device: Device = "auto",
+    threads: Annotated[int, typer.Option(min=1, help="CPU threads.")] = 1,
+    samples: Annotated[bool, typer.Option("--samples", help="Also time 10^4, 10^6 and 10^7 training samples.")] = False,
+    json_file: Annotated[Path | None, typer.Option("--json", help="Write the rows to this file.")] = None,
+) -> None:
+    """What a hyper-iteration costs on this machine, in SGD steps of the same model, interleaved in one run."""
+    import torch
+    from rich.table import Table
+
+    from fsla.checks import pick
+    from fsla.experiments import bench as benchmark
+    from fsla.experiments.reproduce import device_of
+
+    names = tuple(problems.split(","))
+    for name in names:
+        pick(name, dict.fromkeys(benchmark.PROBLEMS), "problem")
+    torch.set_num_threads(threads)
+    on = device_of(device)
+    with console.status("") as status:
+        rows = benchmark.measure(names, rounds, on, status.update)
+        if samples:
+            rows += benchmark.scaling((10**4, 10**6, 10**7), rounds, on, status.update)
+    shown = Table(box=None)
+    for title in ("problem", "step", "engine", "SGD steps", "quartiles", "ms", "samples"):
+        shown.add_column(title, no_wrap=True, justify="left" if title in ("problem", "step", "engine") else "right")
+    for r in rows:
+        step = ", ".join(x for x in (r.method, r.momentum, r.samples) if x)
+        cells = (f"{r.ratio:.2f}", f"{r.low:.2f}-{r.high:.2f}", f"{r.ms:.2f}", "" if r.n is None else f"{r.n:.0e}")
+        shown.add_row(r.problem, step, r.engine, *cells)
+    console.print(shown)
+    if json_file is not None:
+        benchmark.save(json_file, rows, str(on))
+        console.print(str(json_file), highlight=False, soft_wrap=True)
+
+
 @data.command("list")
 def data_list(data_dir: DataDir = None) -> None:
     """The data sets, and whether their files are at hand."""

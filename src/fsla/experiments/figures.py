@@ -141,7 +141,10 @@ def _momentum(s: Scale) -> list[Panel]:
 def _factor(title: str, base: RunSpec, name: str, factors: tuple[float, ...]) -> Panel:
     """One constant times each factor; a factor of 1 is the base run itself."""
     value = getattr(base, name)
-    return Panel(title, {f"{value * f:.3g}": replace(base, **{name: value * f}) if f != 1 else base for f in factors})
+    return Panel(
+        title,
+        {f"{float(f'{value * f:.3g}'):g}": replace(base, **{name: value * f}) if f != 1 else base for f in factors},
+    )
 
 
 FIGURES: dict[str, Callable[[Scale], list[Panel]]] = {

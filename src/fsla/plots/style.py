@@ -39,7 +39,7 @@ def figure(path: Path, columns: int = 1, rows: int = 1, *, size: tuple[float, fl
             yield fig
             for suffix, metadata in ((".png", None), (".svg", {"Date": None})):
                 temporary = path.with_name(f".{path.name}.{os.getpid()}{suffix}")
-                fig.savefig(temporary, metadata=metadata)
+                fig.savefig(temporary, metadata=metadata, bbox_inches="tight")
                 temporary.replace(path.with_suffix(suffix))
         finally:
             plt.close(fig)
