@@ -8,7 +8,8 @@ READY := $(VENV)/.ready
 
 demo: $(READY)
 	rm -rf out/demo
-	$(BIN)/fsla reproduce synthetic --seeds 3 --out out/demo
+	$(BIN)/fsla reproduce synthetic --seeds 3 --out out/demo/synthetic
+	$(BIN)/fsla reproduce overview --scale smoke --out out/demo/cleaning
 
 test: $(READY) lint
 	$(BIN)/python -m pytest

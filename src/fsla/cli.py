@@ -147,7 +147,6 @@ def bench(
 ) -> None:
     """What a hyper-iteration costs on this machine, in SGD steps of the same model, interleaved in one run."""
     import torch
-    from rich.table import Table
 
     from fsla.checks import pick
     from fsla.experiments import bench as benchmark
@@ -162,14 +161,13 @@ def bench(
         rows = benchmark.measure(names, rounds, on, status.update)
         if samples:
             rows += benchmark.scaling((10**4, 10**6, 10**7), rounds, on, status.update)
-    shown = Table(box=None)
-    for title in ("problem", "step", "engine", "SGD steps", "quartiles", "ms", "samples"):
-        shown.add_column(title, no_wrap=True, justify="left" if title in ("problem", "step", "engine") else "right")
+    line = "{:10} {:34} {:6} {:>9} {:>13} {:>9} {:>8}"
+    console.print(line.format("problem", "step", "engine", "SGD steps", "quartiles", "ms", "samples"), soft_wrap=True)
     for r in rows:
         step = ", ".join(x for x in (r.method, r.momentum, r.samples) if x)
-        cells = (f"{r.ratio:.2f}", f"{r.low:.2f}-{r.high:.2f}", f"{r.ms:.2f}", "" if r.n is None else f"{r.n:.0e}")
-        shown.add_row(r.problem, step, r.engine, *cells)
-    console.print(shown)
+        spread, n = f"{r.low:.2f}-{r.high:.2f}", "" if r.n is None else f"{r.n:.0e}"
+        text = line.format(r.problem, step, r.engine, f"{r.ratio:.2f}", spread, f"{r.ms:.2f}", n)
+        console.print(text, highlight=False, soft_wrap=True)
     if json_file is not None:
         benchmark.save(json_file, rows, str(on))
         console.print(str(json_file), highlight=False, soft_wrap=True)
