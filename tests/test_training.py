@@ -200,3 +200,26 @@ def test_a_diverged_run_wins_no_claim():
     results = Results({TINY.name: [last]}, 1)
     assert results.final(TINY) == float("inf")
     assert results.final(TINY, "weight_auroc") != results.final(TINY, "weight_auroc")  # NaN
+
+
+def test_the_samples_of_each_method():
+    """BP differentiates the steps that were taken; T inner steps have T batches; STORM's batches are its own."""
+    from fsla.data import make_task
+    from fsla.experiments.cleaning import prepare
+    from fsla.problem import Batches
+
+    task = make_task(TINY.task)
+
+    def draw(method):
+        return prepare(RunSpec(**{**TINY.__dict__, "method": method}), task)[0].draw()
+
+    xi = draw("bp_3")
+    assert xi.hvp is xi.inner
+    assert isinstance(xi.inner, Batches)
+    assert len(xi.inner) == 3
+    xi = draw("cg_2_3")
+    assert len(xi.inner) == 2
+    assert xi.hvp is not xi.inner
+    xi = draw("fsla")
+    assert len({id(b) for b in xi}) == 5
+    assert all(len(b) == TINY.batch for b in xi)
