@@ -166,7 +166,7 @@ def _claims4(asked: CleaningSpec, results: Results) -> list[Claim]:
         fsla, cg = panel.runs["FSLA"], panel.runs["CG_1_10"]
         level = max(results.final(fsla), results.final(cg))
         own, other = results.time_to(fsla, level), results.time_to(cg, level)
-        held = own is not None and (other is None or own < other)
+        held = own is not None and (other is None or own < 0.9 * other)  # less than a tenth is a tie
         text = f"seconds to a loss of {level:.3f}: FSLA {_seconds(own)}, CG_1_10 {_seconds(other)}; at the end "
         text += _two("FSLA", results.final(fsla), "CG_1_10", results.final(cg))
         out.append((f"FSLA beats the best CG in time on {panel.title}", held, text))
