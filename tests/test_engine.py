@@ -51,3 +51,8 @@ def test_a_captured_run_is_the_eager_run(method):
         assert a["oracles"] == b["oracles"]
         for key in ("valid_loss", "omega_norm", "weight_clean", "d_norm"):
             assert b[key] == pytest.approx(a[key], rel=2e-3, abs=1e-6)
+
+
+def test_counts_of_replays_are_added_up():
+    total = fsla.Counts(grad=3, hvp=1).plus(10, fsla.Counts(grad=1, hvp=2, cross=2))
+    assert total == fsla.Counts(grad=13, hvp=21, cross=20)

@@ -25,8 +25,9 @@ class Counts:
     inner_graphs: int = 0
     outer_graphs: int = 0
 
-    def __sub__(self, other: Counts) -> Counts:
-        return Counts(**{f.name: getattr(self, f.name) - getattr(other, f.name) for f in fields(self)})
+    def plus(self, n: int, other: Counts) -> Counts:
+        """Returns self + n other."""
+        return Counts(**{f.name: getattr(self, f.name) + n * getattr(other, f.name) for f in fields(self)})
 
 
 class Counted:

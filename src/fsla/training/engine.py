@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from dataclasses import asdict
 from typing import Any, Protocol
 
 import torch
@@ -63,7 +62,8 @@ class Graph:
     ) -> None:
         self._device, self._problem = generator.device, problem
         self._held: State = _map(torch.clone, _on_device(state, self._device))
-        before, random = asdict(problem.calls), generator.get_state()
+        calls, samples, random = problem.calls, problem.samples, generator.get_state()
+        problem.calls, problem.samples = Counts(), Counts()
         side = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
         side.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(side):  # the first calls choose kernels and fill the caches of libraries
@@ -71,20 +71,20 @@ class Graph:
                 algorithm.step(problem, self._held, draw())
         torch.cuda.current_stream(self._device).wait_stream(side)
         generator.set_state(random)
-        problem.calls = Counts(**before)
+        problem.calls, problem.samples = Counts(), Counts()
         self._graph = torch.cuda.CUDAGraph()
         self._graph.register_generator_state(generator)
         with torch.cuda.graph(self._graph):
             _copy(self._held, algorithm.step(problem, self._held, draw()))
-        self._counts = {name: n - before[name] for name, n in asdict(problem.calls).items()}
-        problem.calls = Counts(**before)
+        self._calls, self._samples = problem.calls, problem.samples  # what one step asks for
+        problem.calls, problem.samples = calls, samples
 
     def advance(self, state: State, n: int) -> State:
         _copy(self._held, _on_device(state, self._device))
         for _ in range(n):
             self._graph.replay()
-        calls = asdict(self._problem.calls)
-        self._problem.calls = Counts(**{name: c + n * self._counts[name] for name, c in calls.items()})
+        self._problem.calls = self._problem.calls.plus(n, self._calls)
+        self._problem.samples = self._problem.samples.plus(n, self._samples)
         out: State = _map(torch.clone, self._held)
         return out._replace(k=state.k + n)
 
