@@ -62,6 +62,14 @@ def test_a_folder_of_another_run_is_refused(folder):
         (["reproduce", "synthetic", "--out", "x", "--seeds", "0"], "--seeds"),
         (["reproduce", "sinthetic"], "sinthetic"),
         (["reproduce", "synthetic", "--out", "/proc/nowhere/x"], "must be writable"),
+        (["reproduce", "fig2", "--out", "x", "--scale", "big"], "The scale must be one of 'smoke', 'paper'"),
+        (["reproduce", "fig2", "--out", "x", "--device", "tpu"], "The device must be 'auto', 'cpu' or"),
+        (["reproduce", "fig2", "--out", "x", "--device", "meta"], "The device must be 'auto', 'cpu' or"),
+        (["reproduce", "fig2", "--out", "x", "--budget", "-1"], "'budget' of reproduce must be positive"),
+        (["reproduce", "fig2", "--out", "x", "--model", "cn"], "Did you mean 'cnn'"),
+        (["reproduce", "fig4", "--out", "x", "--scale", "paper", "--data-dir", "none"], "fashion-mnist needs files"),
+        (["data", "fetch", "minst"], "Did you mean 'mnist'"),
+        (["data", "check", "minst"], "Did you mean 'mnist'"),
     ],
 )
 def test_bad_input_gets_one_message(args, text, tmp_path):
@@ -153,27 +161,6 @@ def test_cleaning_figures_from_one_command(tmp_path):
     other = command("reproduce", "fig4", "--budget", "5", "--out", str(out))
     assert other.returncode == 2
     assert "budget_s: None there, 5.0 now" in other.stderr
-
-
-@pytest.mark.parametrize(
-    ("args", "text"),
-    [
-        (["reproduce", "fig2", "--out", "x", "--scale", "big"], "The scale must be one of 'smoke', 'paper'"),
-        (["reproduce", "fig2", "--out", "x", "--device", "tpu"], "The device must be 'auto', 'cpu' or"),
-        (["reproduce", "fig2", "--out", "x", "--device", "meta"], "The device must be 'auto', 'cpu' or"),
-        (["reproduce", "fig2", "--out", "x", "--budget", "-1"], "'budget' of reproduce must be positive"),
-        (["reproduce", "fig2", "--out", "x", "--model", "cn"], "Did you mean 'cnn'"),
-        (["reproduce", "fig4", "--out", "x", "--scale", "paper", "--data-dir", "none"], "fashion-mnist needs files"),
-        (["data", "fetch", "minst"], "Did you mean 'mnist'"),
-        (["data", "check", "minst"], "Did you mean 'mnist'"),
-    ],
-)
-def test_bad_input_of_the_cleaning_commands(args, text, tmp_path):
-    done = command(*args, cwd=tmp_path)
-    assert done.returncode == 2
-    assert text in done.stderr
-    assert "Traceback" not in done.stderr
-    assert not list(tmp_path.iterdir())
 
 
 def test_data_list_and_check(tmp_path):

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from fsla import algorithms
 from fsla.checks import pick, positive, whole
-from fsla.data import CleaningTask, TaskSpec, make_task
+from fsla.data import CleaningTask, Images, TaskSpec, make_task
 from fsla.inner import Descent
 from fsla.problem import Batch, Batches, Oracles, Point, Sample, checked
 from fsla.problems.networks import MODELS, RIDGE, build
@@ -208,12 +208,16 @@ def execute(
     *,
     checkpoint: Path | None = None,
     data_dir: Path | None = None,
+    images: Images | None = None,
     device: torch.device | str = "cpu",
     engine: str = "auto",
     on_measure: Callable[[Record], None] = lambda record: None,
 ) -> list[Record]:
-    """Does one run; each record carries the run's name, its spec and the facts that make it repeatable."""
-    task = make_task(spec.task, data_dir=data_dir, device=device)
+    """Does one run, on `images` if they are given, else on the spec's data set.
+
+    Each record carries the run's name; the first also the spec and the facts that make the run repeatable.
+    """
+    task = make_task(spec.task, data_dir=data_dir, device=device, images=images)
     run, reweighting = prepare(spec, task)
     measure = measurer(spec, task, run, reweighting)
     facts: dict[str, Any] = {

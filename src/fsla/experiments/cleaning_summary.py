@@ -178,7 +178,8 @@ def _seconds(x: float | None) -> str:
 
 
 def _fails(results: Results, spec: RunSpec) -> bool:
-    """Whether a run diverged, or ended a quarter above the lowest loss it had."""
+    """Whether a run diverged, or ended a quarter above the lowest loss it had. Where to cut is a matter of taste: look
+    at the figures beside the verdict."""
     return not results.final(spec) <= 1.25 * min(results.curve(spec).values())
 
 

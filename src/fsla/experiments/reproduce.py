@@ -49,8 +49,9 @@ def reproduce(
     The records and the summary are of every figure whose runs the folder has by then, asked for now or before.
     """
     wanted = runs(figures, asked, seeds)
-    for dataset in dict.fromkeys(spec.task.dataset for spec in wanted):
-        load(dataset, data_dir)  # what is missing is said before anything is written
+    images = {
+        name: load(name, data_dir) for name in {spec.task.dataset for spec in wanted}
+    }  # before anything is written
     folder = Folder(out, "cleaning", asked)
     for done, spec in enumerate(wanted):
         report(spec, 0, done, len(wanted))
@@ -61,7 +62,7 @@ def reproduce(
         def tell(record: dict[str, Any], spec: RunSpec = spec, done: int = done) -> None:
             report(spec, record["step"], done, len(wanted))
 
-        records = execute(spec, checkpoint=part, data_dir=data_dir, device=device, on_measure=tell)
+        records = execute(spec, checkpoint=part, images=images[spec.task.dataset], device=device, on_measure=tell)
         folder.save(spec.name, records)
         part.unlink(missing_ok=True)
     figures = tuple(f for f in FIGURES if all(folder.finished(spec.name) for spec in runs((f,), asked, seeds)))
