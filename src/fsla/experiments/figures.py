@@ -4,7 +4,8 @@
     paper   5000 + 5000 images, the four-layer network, 2000 steps, Appendix E's constants
 
 The smoke setting was picked by a look at a few: on the digits a small network hardly learns in 300 steps, and cleaning
-then changes nothing. At smoke scale δ shrinks with the number of samples, since λ_j's gradient grows with 1/N; the rates of ω, v and d stay.
+then changes nothing. δ shrinks there with the number of samples, since λ_j's gradient grows with 1/N; the rates of ω, v
+and d stay.
 """
 
 from __future__ import annotations

@@ -49,9 +49,8 @@ def reproduce(
     The records and the summary are of every figure whose runs the folder has by then, asked for now or before.
     """
     wanted = runs(figures, asked, seeds)
-    images = {
-        name: load(name, data_dir) for name in {spec.task.dataset for spec in wanted}
-    }  # before anything is written
+    names = dict.fromkeys(spec.task.dataset for spec in wanted)
+    images = {name: load(name, data_dir) for name in names}  # what is missing is said before anything is written
     folder = Folder(out, "cleaning", asked)
     for done, spec in enumerate(wanted):
         report(spec, 0, done, len(wanted))
