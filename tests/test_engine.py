@@ -1,18 +1,231 @@
 """Engines give the same numbers; what cannot be had is said."""
 
+import shutil
+import warnings
+from dataclasses import replace
+
 import pytest
 import torch
+from torch import nn
 
 import fsla
+from fsla import Batches, Counted, Point, Problem, Sample, WeightedProblem, functional, tree
 from fsla.data import TaskSpec
 from fsla.experiments.cleaning import RunSpec, execute
-from fsla.training.engine import _copy, _map, _tensors, make_engine
-from support import F64
+from fsla.training import engine as engines
+from fsla.training.engine import Eager, EngineWarning, Replay, make_engine
+from fsla.training.nest import copy_into, form, map_tensors, rebuild, tensors
+from support import F64, normal
 
 TINY = RunSpec(
     TaskSpec("digits", n_train=60, n_valid=40), model="cnn-small", steps=24, every=12, batch=16,
     delta=10.0, c_tau=0.1, c_beta=0.01, c_eta=0.09,
 )  # fmt: skip
+HAS_COMPILER = shutil.which("g++") or shutil.which("clang++")
+needs_compiler = pytest.mark.skipif(not HAS_COMPILER, reason="no C++ compiler")
+
+
+def cleaning(dtype=F64, convolution=True):
+    """A small cleaning problem in double precision: its problem, a point, and sources of batches."""
+    torch.manual_seed(0)
+    body = [nn.Conv2d(1, 3, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(12, 4)]
+    model = nn.Sequential(*(body if convolution else [nn.Flatten(), nn.Linear(16, 4)])).to(dtype)
+    omega, net = functional(model)
+    x, y = normal(40, 1, 4, 4).to(dtype), torch.arange(40) % 4
+
+    def scores(omega, index):
+        return net(omega, x[index])
+
+    def each(scores, index):
+        return nn.functional.cross_entropy(scores, y[index], reduction="none")
+
+    problem = WeightedProblem(
+        each,
+        lambda lam, index: lam["w"].sigmoid(),
+        lambda lam, omega, index: each(scores(omega, index), index).mean(),
+        rows=lambda index: index,
+        outputs=scores,
+        direct=False,
+    )
+    generator = torch.Generator().manual_seed(3)
+
+    def draw():
+        return torch.randint(40, (8,), generator=generator)
+
+    return problem, Point({"w": normal(40, seed=1).to(dtype)}, omega), draw, generator
+
+
+def run(name, algorithm, problem, at, draw, generator, steps):
+    """The state after some steps of an engine, its counts, and the engine."""
+    generator.manual_seed(3)
+    counted = Counted(problem, size=lambda batch: sum(map(len, batch)) if isinstance(batch, Batches) else len(batch))
+    state = algorithm.init(counted, at, draw())
+    engine, state = make_engine(name, algorithm, counted, draw, generator, state)
+    state = engine.advance(state, 2)
+    state = engine.advance(state, steps - state.k)
+    return state, (counted.calls, counted.samples), engine
+
+
+ALGORITHMS = {
+    "fsla": fsla.algorithms.fsla,
+    "gauss-newton": lambda rates: fsla.algorithms.fsla(rates, curvature="gauss-newton", damping=0.1),
+    "none": lambda rates: fsla.algorithms.fsla(rates, momentum="none"),
+    "bp": lambda rates: fsla.algorithms.bp(rates, T=3),
+    "ns": lambda rates: fsla.algorithms.ns(rates, T=2, K=3),
+    "cg": lambda rates: fsla.algorithms.cg(rates, K=3),
+    "soba": fsla.algorithms.soba,
+}
+
+
+def sampler(name, draw, mode="grouped"):
+    def sample():
+        xi = Sample.draw(mode, draw, draw)
+        steps = {"bp": 3, "ns": 2}.get(name, 1)
+        if steps > 1:
+            xi = xi._replace(inner=Batches([xi.inner, *(draw() for _ in range(steps - 1))]))
+        return xi._replace(hvp=xi.inner) if name == "bp" else xi
+
+    return sample
+
+
+@pytest.mark.parametrize("mode", ["forward", "reverse"])
+@pytest.mark.parametrize("samples", ["independent", "grouped", "shared"])
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_a_replayed_run_is_the_eager_run(name, samples, mode):
+    problem, at, draw, generator = cleaning()
+    problem.mode = mode
+    algorithm = ALGORITHMS[name](fsla.rates.paper(delta=10.0, c_tau=0.02, c_beta=0.02, c_eta=0.05))
+    source = sampler(name, draw, samples)
+    (a, counts_a, _), (b, counts_b, engine) = (
+        run(e, algorithm, problem, at, source, generator, 6) for e in ("eager", "graph")
+    )
+    assert isinstance(engine, Replay)
+    assert a.k == b.k == 6
+    assert counts_a == counts_b
+    for x, y in ((a.at.lam, b.at.lam), (a.at.omega, b.at.omega), (a.d, b.d)):
+        assert float(tree.norm(tree.sub(x, y))) < 1e-12 * max(1.0, float(tree.norm(x)))
+    assert float((a.at.lam["w"] - at.lam["w"]).norm()) > 1e-6  # something moved
+
+
+@needs_compiler
+@pytest.mark.parametrize("name", ["fsla", "gauss-newton", "cg"])
+def test_a_compiled_run_is_the_eager_run(name):
+    problem, at, draw, generator = cleaning()
+    algorithm = ALGORITHMS[name](fsla.rates.paper(delta=10.0, c_tau=0.02, c_beta=0.02, c_eta=0.05))
+    source = sampler(name, draw)
+    (a, counts_a, _), (b, counts_b, _) = (
+        run(e, algorithm, problem, at, source, generator, 6) for e in ("eager", "compile")
+    )
+    assert counts_a == counts_b
+    for x, y in ((a.at.lam, b.at.lam), (a.at.omega, b.at.omega), (a.d, b.d)):
+        assert float(tree.norm(tree.sub(x, y))) < 1e-11 * max(1.0, float(tree.norm(x)))
+
+
+def test_zeros_that_forward_mode_convolves_are_left_out():
+    problem, at, draw, generator = cleaning()
+    _, _, engine = run(
+        "graph",
+        fsla.algorithms.fsla(fsla.rates.constant(0.1, 0.1, 0.1)),
+        problem,
+        at,
+        sampler("fsla", draw),
+        generator,
+        3,
+    )
+    ((program, *_),) = engine._programs.values()
+    convolutions = [n for n in program._run.__self__.graph.nodes if n.target is torch.ops.aten.convolution.default]
+    # one layer: the gradient's pass and the HVP's in reverse, the outer pass, and two passes with a tangent each
+    images = [n.args[0] for n in convolutions]
+    assert all("zeros" not in str(n.target) and "expand" not in str(n.target) for n in images)
+
+
+def test_a_batch_of_another_shape_gets_its_own_program():
+    problem, at, _, generator = cleaning()
+    sizes = iter([8, 8, 8, 8, 5, 8, 5, 8, 8] * 8)
+
+    def draw():
+        return torch.randint(40, (next(sizes),), generator=generator)
+
+    algorithm = fsla.algorithms.fsla(fsla.rates.constant(0.5, 0.1, 0.1, 0.5), momentum="none")
+    results = []
+    for name in ("eager", "graph"):
+        sizes = iter([8, *[8, 8, 8, 8, 5, 8, 5, 8, 8] * 8])
+        results.append(run(name, algorithm, problem, at, lambda: Sample.full(b := draw(), b), generator, 6))
+    (a, *_), (b, _, engine) = results
+    assert len(engine._programs) == 2
+    assert float(tree.norm(tree.sub(a.at.omega, b.at.omega))) < 1e-13
+
+
+def test_programs_see_changed_data_but_hold_no_copy():
+    """What a loss holds is an argument of the program: written to in place, it counts."""
+    scale = torch.tensor(1.0, dtype=F64)
+    problem = Problem(
+        lambda lam, omega, batch: ((omega["w"] - lam["l"]) * scale).square().sum(),
+        lambda lam, omega, batch: omega["w"].square().sum(),
+    )
+    at, generator = Point({"l": normal(3)}, {"w": normal(3, seed=1)}), torch.Generator()
+    algorithm, counted = fsla.algorithms.fsla(fsla.rates.constant(0.1, 0.1, 0.1)), Counted(problem)
+    engine, state = make_engine(
+        "graph", algorithm, counted, lambda: Sample.full(None, None), generator,
+        algorithm.init(counted, at, Sample.full(None, None)),
+    )  # fmt: skip
+    scale.fill_(2.0)
+    after, expected = engine.advance(state, 1), algorithm.step(problem, state, Sample.full(None, None))
+    assert torch.allclose(after.at.omega["w"], expected.at.omega["w"], rtol=1e-14)
+
+
+def test_a_loss_that_asks_for_numbers_falls_back_and_says_why():
+    def inner(lam, omega, batch):
+        factor = 2.0 if bool(omega["w"].sum() > 0) else 1.0
+        return factor * (omega["w"] - lam["l"]).square().sum()
+
+    problem = Problem(inner, lambda lam, omega, batch: omega["w"].square().sum())
+    at, generator = Point({"l": normal(3)}, {"w": normal(3, seed=1)}), torch.Generator()
+    algorithm, full = fsla.algorithms.fsla(fsla.rates.constant(0.1, 0.1, 0.1)), Sample.full(None, None)
+    counted = Counted(problem)
+    start = algorithm.init(counted, at, full)
+    with pytest.warns(EngineWarning, match="engine 'graph' cannot be had: .+"):
+        engine, state = make_engine("auto", algorithm, counted, lambda: full, generator, start, 1000)
+    assert isinstance(engine, Eager)
+    assert engine.advance(state, 4).k == 5
+    with pytest.raises(RuntimeError):
+        make_engine("graph", algorithm, counted, lambda: full, generator, start)
+
+
+@needs_compiler
+def test_a_compiler_that_fails_is_said_once_and_the_run_goes_on(monkeypatch):
+    monkeypatch.setattr(engines.Program, "__init__", _refuse_to_compile(engines.Program.__init__))
+    problem, at, draw, generator = cleaning(convolution=False)
+    algorithm = fsla.algorithms.fsla(fsla.rates.constant(0.5, 0.1, 0.1))
+    source = sampler("fsla", draw)
+    counted = Counted(problem)
+    start = algorithm.init(counted, at, source())
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        engine, state = make_engine("auto", algorithm, counted, source, generator, start, 10**6)
+    assert [str(w.message) for w in said] == ["The engine 'compile' cannot be had: no compiler here"]
+    assert isinstance(engine, Replay)
+    assert engine.advance(state, 2).k == state.k + 2
+
+
+def _refuse_to_compile(make):
+    def init(self, *args, compiled=False):
+        if compiled:
+            raise RuntimeError("no compiler here\nand a long story")
+        make(self, *args, compiled=compiled)
+
+    return init
+
+
+def test_auto_chooses_by_the_length_of_the_run_and_never_by_time():
+    problem, at, draw, generator = cleaning()
+    algorithm = fsla.algorithms.fsla(fsla.rates.constant(0.5, 0.1, 0.1))
+    source, counted = sampler("fsla", draw), Counted(problem)
+    start = algorithm.init(counted, at, source())
+    for steps, kind in ((10, Eager), (1000, Replay), (10**6, Replay)):
+        engine, _ = make_engine("auto", algorithm, counted, source, generator, start, steps)
+        assert type(engine) is kind
+    assert engine._compiled is False  # convolutions gain nothing from a compiler on a CPU
 
 
 def test_rates_of_a_tensor_are_those_of_the_number():
@@ -22,30 +235,48 @@ def test_rates_of_a_tensor_are_those_of_the_number():
                 assert float(tensor) == pytest.approx(number, rel=1e-14)
 
 
-def test_a_state_is_copied_tensor_by_tensor():
+def test_a_nest_is_taken_apart_and_put_together():
     at = fsla.Point({"a": torch.ones(2)}, {"w": torch.ones(3)}, (({"w": torch.ones(3)}, 0.1),))
-    state = fsla.State(3, at, None, None, {"a": torch.zeros(2)})
-    twin = _map(lambda t: torch.full_like(t, 7.0), state)
+    state = fsla.State(3, at, at.omega, None, {"a": torch.zeros(2)})
+    twin = map_tensors(lambda t: torch.full_like(t, 7.0), state)
     assert type(twin) is fsla.State
     assert type(twin.at) is fsla.Point
     assert twin.at.trail[0][1] == 0.1
-    _copy(twin, state)
-    assert all(torch.equal(a, b) for a, b in zip(_tensors(twin), _tensors(state), strict=True))
-    assert len(_tensors(state)) == 4
+    assert twin.inner is twin.at.omega  # one object in two places stays one
+    assert form(twin) == form(state)
+    copy_into(twin, state)
+    assert all(torch.equal(a, b) for a, b in zip(tensors(twin), tensors(state), strict=True))
+    assert len(tensors(state)) == 4
+    assert form(state._replace(inner={"w": torch.ones(3)})) != form(state)
+    again = rebuild(state, tensors(state))
+    assert again.d["a"] is state.d["a"]
+    assert type(rebuild(Batches([at.lam["a"]]), [torch.zeros(2)])) is Batches
+    with pytest.raises(TypeError, match=r"batches of tensors, numbers and strings\. Got object"):
+        form(Sample.full(object(), None))
 
 
-def test_the_graph_engine_needs_a_gpu_and_says_so():
-    with pytest.raises(ValueError, match=r"'graph' needs a CUDA device. Got cpu"):
-        execute(TINY, engine="graph")
+def test_an_unknown_engine_gets_one_message():
     with pytest.raises(ValueError, match=r"engine must be one of.*Got 'grph'.*Did you mean 'graph'"):
         make_engine("grph", None, None, None, torch.Generator(), None)
 
 
+@pytest.mark.parametrize("method", ["fsla", "bp_3", "ns_1_3", "cg_2_3", "none"])
+def test_records_are_those_of_the_eager_run(method):
+    spec = replace(TINY, method=method)
+    for a, b in zip(*(execute(spec, engine=e) for e in ("eager", "graph")), strict=True):
+        assert a["step"] == b["step"]
+        assert a["oracles"] == b["oracles"]
+        for key in ("valid_loss", "omega_norm", "weight_clean", "d_norm"):
+            assert b[key] == pytest.approx(a[key], rel=1e-4, abs=1e-7)
+
+
 @pytest.mark.gpu
+@pytest.mark.parametrize("engine", ["graph", "compile"])
 @pytest.mark.parametrize("method", ["fsla", "bp_3", "ns_1_3", "cg_1_3", "cg_2_3", "none"])
-def test_a_captured_run_is_the_eager_run(method):
-    spec = RunSpec(**{**TINY.__dict__, "method": method})
-    eager, graph = (execute(spec, device="cuda", engine=e) for e in ("eager", "graph"))
+def test_a_captured_run_is_the_eager_run(method, engine):
+    spec = replace(TINY, method=method)
+    torch.backends.cudnn.allow_tf32 = False
+    eager, graph = (execute(spec, device="cuda", engine=e) for e in ("eager", engine))
     for a, b in zip(eager, graph, strict=True):
         assert a["step"] == b["step"]
         assert a["oracles"] == b["oracles"]

@@ -80,3 +80,41 @@ def test_nothing_is_written_in_place():
     x, y = {"a": torch.ones(2)}, {"a": torch.ones(2)}
     tree.axpy(2.0, x, y)
     assert torch.equal(y["a"], torch.ones(2))
+
+
+@given(
+    st.lists(st.integers(0, 4), max_size=6),
+    st.lists(st.integers(0, 4), max_size=6),
+    st.integers(0, 2),
+    st.floats(-3, 3),
+    st.booleans(),
+)
+@settings(max_examples=60, deadline=None)
+def test_rows_compute_what_the_written_out_tensors_do(first, second, width, a, same):
+    shape = (5, *([width] if width else []))
+    second = first if same else second
+    index = torch.tensor(first, dtype=torch.long)
+    other = index if same else torch.tensor(second, dtype=torch.long)
+    g = torch.Generator().manual_seed(1)
+    make = lambda i: torch.randn((len(i), *shape[1:]), generator=g, dtype=torch.float64)  # noqa: E731
+    x, y = {"r": tree.Rows(index, make(first), 5)}, {"r": tree.Rows(other, make(second), 5)}
+    z = {"r": torch.randn(shape, generator=g, dtype=torch.float64)}
+    for scalar in (a, torch.tensor(a, dtype=torch.float64)):
+        for p, q in ((x, y), (x, z), (z, x), (z, z)):
+            plain_p, plain_q = tree.dense(p), tree.dense(q)
+            for found, expected in (
+                (tree.axpy(scalar, p, q), tree.axpy(scalar, plain_p, plain_q)),
+                (tree.sub(p, q), tree.sub(plain_p, plain_q)),
+                (tree.scale(scalar, p), tree.scale(scalar, plain_p)),
+            ):
+                assert torch.allclose(tree.dense(found)["r"], expected["r"], atol=1e-12)
+            assert torch.allclose(tree.dot(p, q), tree.dot(plain_p, plain_q))
+            assert torch.allclose(tree.norm(p), tree.norm(plain_p))
+    assert isinstance(tree.sub(x, y)["r"], tree.Rows)  # nothing is written out before it must be
+    assert torch.equal(z["r"], tree.axpy(0.0, x, z)["r"])
+
+
+def test_rows_of_the_wrong_length_are_refused():
+    rows = {"r": tree.Rows(torch.tensor([0]), torch.ones(1), 4)}
+    with pytest.raises(ValueError, match=r"at 'r' one holds \(4,\)"):
+        tree.axpy(1.0, rows, {"r": torch.ones(5)})

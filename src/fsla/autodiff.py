@@ -1,21 +1,29 @@
-"""The five oracles from two losses, by reverse-mode automatic differentiation.
+"""The five oracles from two losses, by automatic differentiation. Which mode computes a product is decided here.
 
-∂_ω G is taken once with its graph kept; H v and J v are then one more reverse pass each over <∂_ω G, v>, or one pass
-for both. Which engine computes a product is decided in this file and nowhere else.
+    reverse   ∂_ω G is taken once with its graph kept; H v and J v are then one more reverse pass each over <∂_ω G, v>,
+              or one pass for both
+    forward   H v is the derivative of ∂_ω G along v: one pass gives both and keeps no graph
+
+Reverse is the cheaper one on a CPU (2.4 SGD steps for ∂_ω G and H v on a small convolutional network, against 2.7; on
+tiny problems 1.8 against 5.6), forward on a GPU (2.6 against 3.9: cuDNN is slow at second derivatives of convolutions).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import cached_property
+from typing import Literal
 
 import torch
+import torch.autograd.forward_ad as forward
 from torch import Tensor
 
+from fsla.checks import pick
 from fsla.problem import Batch, Inner, Outer, Point
 from fsla.tree import Tree, detach, row, zeros_like
 
 Loss = Callable[[Tree, Tree, Batch], Tensor]
+Mode = Literal["auto", "forward", "reverse"]
 
 
 class Problem:
@@ -27,17 +35,20 @@ class Problem:
         direct: whether F itself reads λ. By default this is found out when ∂_λ F is first asked for and then kept:
             where F does not read λ, as in data cleaning, ∂_λ F costs nothing. Say True if F reads λ on some batches
             only.
+        mode: how H v is computed, "forward" or "reverse" (see the module); "auto" chooses by the device of ω. Where
+            PyTorch has no forward mode for an operation, "auto" uses reverse mode from then on.
 
     Both losses must be functions of their arguments alone: no randomness inside, no statistics that move.
     """
 
-    def __init__(self, inner_loss: Loss, outer_loss: Loss, *, direct: bool | None = None) -> None:
+    def __init__(self, inner_loss: Loss, outer_loss: Loss, *, direct: bool | None = None, mode: Mode = "auto") -> None:
         for name, loss in (("inner_loss", inner_loss), ("outer_loss", outer_loss)):
             if not callable(loss):
                 raise TypeError(f"{name} must be callable as (lam, omega, batch). Got {type(loss).__name__} instead.")
         self.inner_loss = inner_loss
         self.outer_loss = outer_loss
         self.direct = direct
+        self.mode = pick(mode, dict[str, Mode](auto="auto", forward="forward", reverse="reverse"), "mode")
 
     def inner_at(self, at: Point, batch: Batch) -> Inner:
         return _Linearised(self, at, batch)
@@ -47,15 +58,18 @@ class Problem:
 
 
 class _Linearised:
-    """∂_ω G at one point on one batch: one graph, as many products as wanted."""
+    """∂_ω G at one point on one batch: in reverse mode one graph, as many products as wanted."""
 
     def __init__(self, problem: Problem, at: Point, batch: Batch) -> None:
-        self._loss, self._batch = problem.inner_loss, batch
+        self._problem, self._batch = problem, batch
         self._lam, self._omega = _leaves(at.lam), _leaves(at.omega)
+
+    def _loss(self, lam: Tree, omega: Tree) -> Tensor:
+        return _evaluate(self._problem.inner_loss, lam, omega, self._batch, "inner loss G")
 
     @cached_property
     def _value(self) -> Tensor:
-        return _evaluate(self._loss, self._lam, self._omega, self._batch, "inner loss G")
+        return self._loss(self._lam, self._omega)
 
     @cached_property
     def _grad(self) -> Tree:
@@ -70,23 +84,54 @@ class _Linearised:
         return detach(self._grad)
 
     def hvp(self, v: Tree) -> Tree:
+        if self._goes_forward(self._on_gpu):
+            try:
+                return self._forward(v)
+            except NotImplementedError:
+                self._give_up_forward()
         return _filled(self._pull(v, list(self._omega.values())), self._omega)
 
     def cross(self, v: Tree) -> Tree:
-        return _filled(_reached(self._pull(v, list(self._lam.values()))), self._lam)
+        return self._of_lam(self._pull(v, list(self._lam.values())))
 
     def hvp_cross(self, v: Tree) -> tuple[Tree, Tree]:
         both = self._pull(v, [*self._omega.values(), *self._lam.values()])
         n = len(self._omega)
-        return _filled(both[:n], self._omega), _filled(_reached(both[n:]), self._lam)
+        return _filled(both[:n], self._omega), self._of_lam(both[n:])
 
     def cross_t(self, u: Tree) -> Tree:
         lam = list(self._lam.values())
         by_lam = _reached(torch.autograd.grad(self._value, lam, create_graph=True, allow_unused=True))
         return _filled(_vjp(by_lam, row(u, self._lam), list(self._omega.values())), self._omega)
 
+    def _of_lam(self, grads: Sequence[Tensor | None]) -> Tree:
+        return _filled(_reached(grads), self._lam)
+
     def _pull(self, v: Tree, wrt: list[Tensor]) -> Sequence[Tensor | None]:
         return _vjp(list(self._grad.values()), row(v, self._omega), wrt)
+
+    @property
+    def _on_gpu(self) -> bool:
+        return next(iter(self._omega.values())).device.type == "cuda"
+
+    def _goes_forward(self, by_itself: bool) -> bool:
+        """Whether a product is taken in forward mode; not if the graph of reverse mode is there already."""
+        mode = self._problem.mode
+        return "_grad" not in self.__dict__ and (mode == "forward" or (mode == "auto" and by_itself))
+
+    def _give_up_forward(self) -> None:
+        if self._problem.mode == "forward":
+            raise
+        self._problem.mode = "reverse"
+
+    def _forward(self, v: Tree) -> Tree:
+        """H v; leaves the gradient."""
+        with forward.dual_level(), torch.enable_grad():
+            omega = _duals(self._omega, v)
+            grads = _first(self._loss(detach(self._lam), omega), omega, "inner loss G")
+            parts = {name: forward.unpack_dual(g) for name, g in grads.items()}  # type: ignore[no-untyped-call]
+            self.__dict__["grad"] = {name: primal.detach() for name, (primal, _) in parts.items()}
+            return _filled([None if t is None else t.detach() for _, t in parts.values()], self._omega)
 
 
 class _Evaluated:
@@ -123,6 +168,12 @@ class _Evaluated:
 
 def _leaves(x: Tree) -> Tree:
     return {name: t.detach().requires_grad_() for name, t in x.items()}
+
+
+def _duals(omega: Tree, v: Tree) -> Tree:
+    """ω with the tangent v; call it within a dual level."""
+    pairs = zip(omega.items(), row(v, omega), strict=True)
+    return {name: forward.make_dual(t, u) for (name, t), u in pairs}  # type: ignore[no-untyped-call]
 
 
 def _evaluate(loss: Loss, lam: Tree, omega: Tree, batch: Batch, name: str) -> Tensor:

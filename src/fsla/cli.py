@@ -142,7 +142,18 @@ def bench(
     rounds: Annotated[int, typer.Option(min=1, help="How often each step is timed.")] = 9,
     device: Device = "auto",
     threads: Annotated[int, typer.Option(min=1, help="CPU threads.")] = 1,
-    samples: Annotated[bool, typer.Option("--samples", help="Also time 10^4, 10^6 and 10^7 training samples.")] = False,
+    engines: Annotated[
+        str, typer.Option(help="Of 'eager', 'graph', 'compile', with commas; compiling takes minutes.")
+    ] = "eager,graph",
+    scaling: Annotated[
+        str, typer.Option(help="Also vary, on the network: of 'samples', 'parameters', 'K', with commas.")
+    ] = "",
+    peers: Annotated[
+        bool, typer.Option("--peers", help="Also time Betty, higher, TorchOpt, hypertorch and JAX, where installed.")
+    ] = False,
+    tf32: Annotated[
+        bool, typer.Option("--tf32", help="On a GPU, TF32 for matrix products too, as JAX has it.")
+    ] = False,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the rows to this file.")] = None,
 ) -> None:
     """What a hyper-iteration costs on this machine, in SGD steps of the same model, interleaved in one run."""
@@ -151,25 +162,40 @@ def bench(
     from fsla.checks import pick
     from fsla.experiments import bench as benchmark
     from fsla.experiments.reproduce import device_of
+    from fsla.training.engine import ENGINES
 
-    names = tuple(problems.split(","))
-    for name in names:
-        pick(name, dict.fromkeys(benchmark.PROBLEMS), "problem")
+    names, chosen, varied = problems.split(","), engines.split(","), [x for x in scaling.split(",") if x]
+    for given, table, what in (
+        (names, benchmark.PROBLEMS, "problem"),
+        (chosen, ENGINES[1:], "engine"),
+        (varied, tuple(benchmark.SCALINGS), "scaling"),
+    ):
+        for name in given:
+            pick(name, dict.fromkeys(table), what)
     torch.set_num_threads(threads)
+    if tf32:
+        torch.set_float32_matmul_precision("high")
     on = device_of(device)
     with console.status("") as status:
-        rows = benchmark.measure(names, rounds, on, status.update)
-        if samples:
-            rows += benchmark.scaling((10**4, 10**6, 10**7), rounds, on, status.update)
-    line = "{:10} {:34} {:6} {:>9} {:>13} {:>9} {:>8}"
-    console.print(line.format("problem", "step", "engine", "SGD steps", "quartiles", "ms", "samples"), soft_wrap=True)
+        rows, notes = benchmark.measure(
+            tuple(names), rounds, on, status.update, engines=tuple(chosen), with_peers=peers
+        )
+        for name in varied:
+            rows += benchmark.scaling(name, rounds, on, status.update)
+    line = "{:10} {:38} {:8} {:>9} {:>13} {:>9} {:>6} {:>16}"
+    console.print(
+        line.format("problem", "step", "engine", "SGD steps", "quartiles", "ms", "MB", "varied"), soft_wrap=True
+    )
     for r in rows:
         step = ", ".join(x for x in (r.method, r.momentum, r.samples) if x)
-        spread, n = f"{r.low:.2f}-{r.high:.2f}", "" if r.n is None else f"{r.n:.0e}"
-        text = line.format(r.problem, step, r.engine, f"{r.ratio:.2f}", spread, f"{r.ms:.2f}", n)
+        spread, n = f"{r.low:.2f}-{r.high:.2f}", "" if r.n is None else f"{r.varies} {r.n}"
+        memory = "" if r.memory_mb is None else f"{r.memory_mb:.0f}"
+        text = line.format(r.problem, step, r.engine, f"{r.ratio:.2f}", spread, f"{r.ms:.2f}", memory, n)
         console.print(text, highlight=False, soft_wrap=True)
+    for note in notes:
+        console.print(note, highlight=False, soft_wrap=True)
     if json_file is not None:
-        benchmark.save(json_file, rows, str(on))
+        benchmark.save(json_file, rows, str(on), notes)
         console.print(str(json_file), highlight=False, soft_wrap=True)
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from fsla.checks import pick
 from fsla.problem import Point
-from fsla.tree import Scalar, Tree, axpy, scale, sub
+from fsla.tree import Scalar, Tree, axpy, dense, scale
 
 Where = tuple[Point, Any]
 """A point and the estimator's memory there."""
@@ -26,7 +26,7 @@ Direction = Callable[[Gradient, Where, Where, Tree, Scalar], Tree]
 @dataclass(frozen=True)
 class Plain:
     def __call__(self, gradient: Gradient, new: Where, old: Where, d: Tree, eta: Scalar) -> Tree:
-        return gradient(*new)
+        return dense(gradient(*new))
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,8 @@ class Average:
 @dataclass(frozen=True)
 class Storm:
     def __call__(self, gradient: Gradient, new: Where, old: Where, d: Tree, eta: Scalar) -> Tree:
-        return axpy(1.0 - eta, sub(d, gradient(*old)), gradient(*new))
+        keep = 1.0 - eta
+        return axpy(keep, d, axpy(-keep, gradient(*old), gradient(*new)))
 
 
 MOMENTA: dict[str, Direction] = {"storm": Storm(), "average": Average(), "none": Plain()}

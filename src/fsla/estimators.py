@@ -25,6 +25,7 @@ from fsla.formulation import Term, adjoint_recursion, vector_recursion
 from fsla.linsolve import Matvec
 from fsla.problem import Oracles, Point, Sample, batch_of_step
 from fsla.tree import Scalar, Tree, norm, scale, sub, zeros_like
+from fsla.wrap import curved, known_curvature
 
 
 class Estimator(Protocol):
@@ -42,22 +43,27 @@ def readout(problem: Oracles, at: Point, v: Tree, xi: Sample) -> Tree:
 class Tracked:
     """v ← v + β (∂_ω F - H v), `steps` times a hyper-iteration (FSLA: once), from v_0 = 0.
 
-    `radius`, if given, keeps ‖v‖ ≤ radius, as the proof does with C_{F,ω} / μ.
+    `radius`, if given, keeps ‖v‖ ≤ radius, as the proof does with C_{F,ω} / μ. With `curvature` "gauss-newton" H is the
+    Gauss-Newton matrix, along whose directions v cannot run away; `damping` is added to its diagonal.
     """
 
     steps: int = 1
     radius: float | None = None
+    curvature: str = "hessian"
+    damping: float = 0.0
 
     def __post_init__(self) -> None:
         whole(self.steps, "steps", "Tracked")
         positive(self.radius, "radius", "Tracked")
+        known_curvature(self.curvature, self.damping)
 
     def init(self, at: Point) -> Tree:
         return zeros_like(at.omega)
 
     def advance(self, problem: Oracles, at: Point, v: Tree, xi: Sample, beta: Scalar) -> Tree:
         p = problem.outer_at(at, xi.outer_omega).d_omega
-        terms = [Term(problem.inner_at(at, batch_of_step(xi.hvp, j)), beta, p) for j in range(self.steps)]
+        views = (problem.inner_at(at, batch_of_step(xi.hvp, j)) for j in range(self.steps))
+        terms = (Term(curved(view, self.curvature, self.damping), beta, p) for view in views)
         v = vector_recursion(terms, v)
         return v if self.radius is None else scale(torch.clamp(self.radius / norm(v), max=1.0), v)
 
@@ -104,12 +110,18 @@ class ConjugateGradient:
 
 @dataclass(frozen=True)
 class Implicit(Memoryless):
-    """v = solve(H, ∂_ω F) at the point itself."""
+    """v = solve(H, ∂_ω F) at the point itself, with H as in `Tracked`."""
 
     solve: Callable[[Matvec, Tree], Tree]
+    curvature: str = "hessian"
+    damping: float = 0.0
+
+    def __post_init__(self) -> None:
+        known_curvature(self.curvature, self.damping)
 
     def gradient(self, problem: Oracles, at: Point, memory: None, xi: Sample) -> Tree:
-        v = self.solve(problem.inner_at(at, batch_of_step(xi.hvp, 0)).hvp, problem.outer_at(at, xi.outer_omega).d_omega)
+        view = curved(problem.inner_at(at, batch_of_step(xi.hvp, 0)), self.curvature, self.damping)
+        v = self.solve(view.hvp, problem.outer_at(at, xi.outer_omega).d_omega)
         return readout(problem, at, v, xi)
 
 

@@ -16,7 +16,7 @@ from fsla.exact import solve_adjoint, solve_inner
 from fsla.formulation import Term, apply_rows, matrix_recursion
 from fsla.inner import Descent
 from fsla.problem import Batch, Inner, Oracles, Outer, Point, Sample, checked
-from fsla.tree import Tree, axpy, dot, flatten, norm, size, sub, unflatten
+from fsla.tree import Tree, axpy, dense, dot, flatten, norm, size, sub, unflatten
 from fsla.wrap import Shared
 
 
@@ -85,6 +85,7 @@ def hypergradient(
     at = checked(problem, at, inner_batch, outer_batch)
     xi = Sample.full(inner_batch, outer_batch)
     result = compute(problem, at, xi, _Options(steps, beta, tol, truncate))
+    result = replace(result, value=dense(result.value))
     if not all(bool(t.isfinite().all()) for t in result.value.values()):
         note = f"The hypergradient by {method!r} is not finite: its steps diverge. Leave beta out, or make it smaller."
         result = replace(result, note=result.note or note)

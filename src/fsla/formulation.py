@@ -37,7 +37,7 @@ class Term(NamedTuple):
     p: Tree | None = None
 
 
-def vector_recursion(terms: Sequence[Term], v: Tree) -> Tree:
+def vector_recursion(terms: Iterable[Term], v: Tree) -> Tree:
     """Returns v_K from v_0: v + β (p - H v), once for each term."""
     for term in terms:
         v = axpy(term.beta, sub(_p(term), term.at.hvp(v)), v)

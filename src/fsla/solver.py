@@ -19,7 +19,7 @@ from fsla.inner import Descent, InnerUpdate
 from fsla.problem import Oracles, Point, Sample, checked
 from fsla.projection import Projection
 from fsla.rates import Rates, callable_rates
-from fsla.tree import Tree, axpy
+from fsla.tree import Tree, axpy, dense
 from fsla.wrap import Shared
 
 
@@ -64,7 +64,7 @@ class Solver:
         at = checked(problem, at, xi.inner, xi.outer_omega)
         at = Point(self._projected(at.lam), at.omega)
         memory = self.estimator.init(at)
-        d = self.estimator.gradient(problem, at, memory, xi)
+        d = dense(self.estimator.gradient(problem, at, memory, xi))
         return State(0, at, self.inner.init(at), memory, d)
 
     def step(self, problem: Oracles, state: State, xi: Sample) -> State:
@@ -72,9 +72,13 @@ class Solver:
             problem = Shared(problem, keep=self.inner.revisited)
         rate = self.rates(state.k)
         here = Point(self._projected(axpy(-rate.alpha, state.d, state.at.lam)), state.at.omega)  # line 3
+
+        def advance(at: Point) -> Any:  # line 7
+            return self.estimator.advance(problem, at, state.memory, xi, rate.beta)
+
+        memory = advance(here) if self.v_at == "old" else None  # first, since a product may leave the gradient too
         at, inner = self.inner.run(problem, here, state.inner, xi, rate.tau)  # line 6
-        v_here = here if self.v_at == "old" else at
-        memory = self.estimator.advance(problem, v_here, state.memory, xi, rate.beta)  # line 7
+        memory = memory if self.v_at == "old" else advance(at)
 
         def gradient(at: Point, memory: Any) -> Tree:  # line 8
             return self.estimator.gradient(problem, at, memory, xi)

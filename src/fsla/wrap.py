@@ -1,14 +1,19 @@
-"""Problems around problems: Counted counts oracle calls, Shared builds one graph for each point and batch."""
+"""Problems around problems: Counted counts oracle calls, Shared builds one graph for each point and batch.
+
+`curved` changes what an estimator takes for H v: the Gauss-Newton product, or damping.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast
 
+from fsla.checks import pick
 from fsla.problem import Batch, Inner, Oracles, Outer, Point
-from fsla.tree import Tree
+from fsla.tree import Tree, axpy
 
 
 @dataclass
@@ -20,6 +25,7 @@ class Counts:
     cross: int = 0
     joint: int = 0
     cross_t: int = 0
+    gnvp: int = 0
     d_lam: int = 0
     d_omega: int = 0
     inner_graphs: int = 0
@@ -27,7 +33,7 @@ class Counts:
 
     def plus(self, n: int, other: Counts) -> Counts:
         """Returns self + n other."""
-        return Counts(**{f.name: getattr(self, f.name) + n * getattr(other, f.name) for f in fields(self)})
+        return Counts(*(a + n * b for a, b in zip(vars(self).values(), vars(other).values(), strict=True)))
 
 
 class Counted:
@@ -71,6 +77,39 @@ class _CountedView:
     def _product(self, name: str, product: Callable[[Tree], Any], v: Tree) -> Any:
         self._count(self._batch, *(("hvp", "cross", "joint") if name == "hvp_cross" else (name,)))
         return product(v)
+
+
+CURVATURES = {"hessian": "hvp", "gauss-newton": "gnvp"}
+
+
+def known_curvature(kind: str, damping: float) -> None:
+    pick(kind, CURVATURES, "curvature")
+    if not (isinstance(damping, int | float) and 0 <= damping < math.inf):
+        raise ValueError(f"The damping must be a finite number, at least 0. Got {damping!r} instead.")
+
+
+def curved(view: Inner, kind: str, damping: float) -> Inner:
+    """The view with B v + damping · v in the place of H v, where B is the Hessian or the Gauss-Newton matrix of G."""
+    if kind == "hessian" and not damping:
+        return view
+    product = getattr(view, CURVATURES[kind], None)
+    if product is None:
+        raise TypeError(
+            "Gauss-Newton products need a problem that knows its network's outputs. "
+            "Use fsla.WeightedProblem(..., outputs=...), or curvature='hessian'."
+        )
+    return cast(Inner, _Curved(view, product, damping))
+
+
+class _Curved:
+    def __init__(self, view: Inner, product: Callable[[Tree], Tree], damping: float) -> None:
+        self._view, self._product, self._damping = view, product, damping
+
+    def hvp(self, v: Tree) -> Tree:
+        return axpy(self._damping, v, self._product(v)) if self._damping else self._product(v)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._view, name)
 
 
 class Shared:

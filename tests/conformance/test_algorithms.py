@@ -1,14 +1,16 @@
 """Every algorithm through the same checks. A new one adds its row to SETTINGS."""
 
 import inspect
+import shutil
 
 import pytest
 import torch
 
 import fsla
-from fsla import Point, Sample, algorithms, tree
+from fsla import Counted, Point, Sample, algorithms, tree
 from fsla.problems import Quadratic
 from fsla.projection import Box
+from fsla.training.engine import make_engine
 from support import F64, network, normal, ridge_logistic
 
 FULL = Sample.full(None, None)
@@ -108,3 +110,23 @@ def test_it_prints_its_settings(name):
     assert "0x" not in repr(make(name))
     assert make(name) == make(name)
     assert hash(make(name)) == hash(make(name))
+
+
+@pytest.mark.parametrize("engine", ["graph", "compile"])
+def test_every_engine_takes_the_same_steps(name, engine):
+    if engine == "compile" and not (shutil.which("g++") or shutil.which("clang++")):
+        pytest.skip("no C++ compiler")
+    short = {key: min(value, 3) if key in ("T", "K", "Q") else value for key, value in SETTINGS[name][0].items()}
+    solver = algorithms.ALL[name](fsla.rates.Schedule(0.02, 0.1, 0.1, 0.5, power=0.5), **short)
+    problem, at, train, valid = ridge_logistic()
+    xi, states = Sample.full(train, valid), []
+    for choice in ("eager", engine):
+        counted = Counted(problem)
+        state = solver.init(counted, at, xi)
+        motor, state = make_engine(choice, solver, counted, lambda: xi, torch.Generator(), state)
+        states.append((motor.advance(state, 6 - state.k), counted.calls))
+    (a, calls), (b, same) = states
+    assert calls == same
+    assert a.k == b.k == 6
+    for x, y in ((a.at.lam, b.at.lam), (a.at.omega, b.at.omega), (a.d, b.d)):
+        assert float(tree.norm(tree.sub(x, y)) / tree.norm(x)) < 1e-12

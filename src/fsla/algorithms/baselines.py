@@ -40,9 +40,11 @@ def ns(
     restart: bool | None = None,
     momentum: str = "storm",
     project: Projection | None = None,
+    curvature: str = "hessian",
+    damping: float = 0.0,
 ) -> Solver:
     """K terms of the Neumann series with step `beta` (not that of `rates`): K - 1 HVPs for each hypergradient."""
-    return _baseline(Implicit(Neumann(K, beta)), rates, T, restart, momentum, project)
+    return _baseline(Implicit(Neumann(K, beta), curvature, damping), rates, T, restart, momentum, project)
 
 
 def cg(
@@ -53,9 +55,11 @@ def cg(
     restart: bool | None = None,
     momentum: str = "storm",
     project: Projection | None = None,
+    curvature: str = "hessian",
+    damping: float = 0.0,
 ) -> Solver:
     """K conjugate-gradient steps: K HVPs for each hypergradient."""
-    return _baseline(Implicit(ConjugateGradient(K)), rates, T, restart, momentum, project)
+    return _baseline(Implicit(ConjugateGradient(K), curvature, damping), rates, T, restart, momentum, project)
 
 
 def _baseline(

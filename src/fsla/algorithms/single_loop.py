@@ -20,6 +20,8 @@ def fsla(
     momentum: str = "storm",
     project: Projection | None = None,
     radius: float | None = None,
+    curvature: str = "hessian",
+    damping: float = 0.0,
 ) -> Solver:
     """Algorithm 1. Per step: 1 ∂_ω G, 1 ∂_ω F, 1 HVP, and with STORM 2 ∂_λ F and 2 cross products.
 
@@ -30,8 +32,11 @@ def fsla(
         momentum: "storm" (Algorithm 1), "average" or "none".
         project: keeps λ in a set, such as `fsla.projection.Box(0, 1)`.
         radius: keeps ‖v‖ under this bound.
+        curvature: "hessian", or "gauss-newton" where the problem has it: positive semi-definite, for networks.
+        damping: added to the diagonal of either.
     """
-    return Solver(Tracked(radius=radius), rates, direction=by_name(momentum), v_at=v_at, project=project)
+    estimator = Tracked(radius=radius, curvature=curvature, damping=damping)
+    return Solver(estimator, rates, direction=by_name(momentum), v_at=v_at, project=project)
 
 
 def single_loop(rates: Callable[[int], Rates], *, project: Projection | None = None) -> Solver:

@@ -15,7 +15,7 @@ from fsla.problem import Oracles, Point, Sample, checked
 from fsla.projection import Projection
 from fsla.rates import Rates, callable_rates
 from fsla.solver import State
-from fsla.tree import axpy, scale, sub, zeros_like
+from fsla.tree import axpy, dense, scale, sub, zeros_like
 
 
 @dataclass(frozen=True)
@@ -40,9 +40,9 @@ class Soba:
         hv, jv = inner.hvp_cross(v)
         new = sub(outer.d_lam, jv)
         d = axpy(1.0 - rate.eta, state.d, scale(rate.eta, new)) if self.average else new
-        lam = axpy(-rate.alpha, state.d if self.average else d, state.at.lam)
+        lam = axpy(-rate.alpha, state.d if self.average else new, state.at.lam)
         at = Point(lam if self.project is None else self.project(lam), axpy(-rate.tau, inner.grad, state.at.omega))
-        return State(state.k + 1, at, None, axpy(rate.beta, sub(outer.d_omega, hv), v), d)
+        return State(state.k + 1, at, None, axpy(rate.beta, sub(outer.d_omega, hv), v), dense(d))
 
 
 def soba(rates: Callable[[int], Rates], *, project: Projection | None = None) -> Soba:

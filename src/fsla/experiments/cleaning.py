@@ -30,7 +30,7 @@ from fsla.rates import Rates, paper
 from fsla.solver import Algorithm, Solver, State
 from fsla.training import Record, Run, train
 from fsla.tree import norm, zeros_like
-from fsla.wrap import Counted
+from fsla.wrap import CURVATURES, Counted
 
 BINS = 20
 
@@ -53,11 +53,13 @@ class RunSpec:
     momentum: str = "storm"
     v_at: str = "old"
     samples: str = "independent"
+    curvature: str = "hessian"
     budget_s: float | None = None
 
     def __post_init__(self) -> None:
         parse(self.method)
         pick(self.model, MODELS, "model")
+        pick(self.curvature, CURVATURES, "curvature")
         for name in ("steps", "every", "batch"):
             whole(getattr(self, name), name, "RunSpec")
         positive(self.budget_s, "budget_s", "RunSpec")
@@ -110,7 +112,7 @@ class FixedWeights:
 def algorithm(spec: RunSpec) -> Algorithm:
     method, rates = parse(spec.method), paper(spec.delta, spec.c_tau, spec.c_beta, spec.c_eta)
     if method.kind == "fsla":
-        return algorithms.fsla(rates, v_at=spec.v_at, momentum=spec.momentum)  # type: ignore[arg-type]
+        return algorithms.fsla(rates, v_at=spec.v_at, momentum=spec.momentum, curvature=spec.curvature)  # type: ignore[arg-type]
     if method.kind == "bp":
         return algorithms.bp(rates, T=method.T, momentum=spec.momentum)
     if method.kind == "ns":

@@ -135,9 +135,15 @@ def _fig6(s: Scale) -> list[Panel]:
 
 
 def _momentum(s: Scale) -> list[Panel]:
-    """Not in the paper: what STORM gains, and what sharing one batch costs it."""
+    """Not in the paper: what STORM gains, what sharing one batch costs it, and Gauss-Newton for the Hessian."""
     runs = {name: replace(s.base, momentum=name) for name in ("storm", "average", "none")}
-    return [Panel("momentum", runs | {"storm, shared batches": replace(s.base, samples="shared")})]
+    newton = {f"{name}, Gauss-Newton": replace(run, curvature="gauss-newton") for name, run in runs.items()}
+    return [
+        Panel("momentum", runs | {"storm, shared batches": replace(s.base, samples="shared")}),
+        Panel(
+            "curvature", {name: runs[name] for name in ("storm", "none")} | {k: newton[k] for k in list(newton)[::2]}
+        ),
+    ]
 
 
 def _factor(title: str, base: RunSpec, name: str, factors: tuple[float, ...]) -> Panel:

@@ -9,11 +9,14 @@ from fsla.checks import pick
 
 
 def cnn(size: int, classes: int, *, width: int = 32) -> nn.Module:
-    """The paper's four-layer network, read as two convolutions and two dense layers."""
+    """The paper's four-layer network, read as two convolutions and two dense layers.
+
+    Pooling comes before the ReLU: the same function, on a quarter of the numbers.
+    """
     side = size // 4
     return nn.Sequential(
-        nn.Conv2d(1, width, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
-        nn.Conv2d(width, 2 * width, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Conv2d(1, width, 3, padding=1), nn.MaxPool2d(2), nn.ReLU(),
+        nn.Conv2d(width, 2 * width, 3, padding=1), nn.MaxPool2d(2), nn.ReLU(),
         nn.Flatten(), nn.Linear(2 * width * side * side, 4 * width), nn.ReLU(),
         nn.Linear(4 * width, classes),
     )  # fmt: skip

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from fsla.autodiff import Mode
 from fsla.module import functional
 from fsla.problem import Batch, Point
 from fsla.tree import Tree
@@ -33,14 +34,17 @@ class Reweighting:
         omega, _ = functional(self.model)
         return Point({"weight_logits": torch.zeros(len(self.train_y), device=self.train_x.device)}, omega)
 
-    def losses(self) -> WeightedProblem:
+    def losses(self, mode: Mode = "auto") -> WeightedProblem:
         _, net = functional(self.model)
 
-        def each(omega: Tree, index: Batch) -> Tensor:
-            return nn.functional.cross_entropy(net(omega, self.train_x[index]), self.train_y[index], reduction="none")
+        def scores(omega: Tree, index: Batch) -> Tensor:
+            return net(omega, self.train_x[index])  # type: ignore[no-any-return]
 
-        def weight(lam: Tree, index: Batch) -> Tensor:
-            return lam["weight_logits"][index].sigmoid()
+        def each(scores: Tensor, index: Batch) -> Tensor:
+            return nn.functional.cross_entropy(scores, self.train_y[index], reduction="none")
+
+        def weight(rows: Tree, index: Batch) -> Tensor:
+            return weights(rows)
 
         def ridge(omega: Tree) -> Tensor:
             return self.ridge / 2 * _square(omega)
@@ -48,7 +52,16 @@ class Reweighting:
         def outer(lam: Tree, omega: Tree, index: Batch) -> Tensor:
             return nn.functional.cross_entropy(net(omega, self.valid_x[index]), self.valid_y[index])
 
-        return WeightedProblem(each, weight, outer, regulariser=ridge if self.ridge else None, direct=False)
+        return WeightedProblem(
+            each,
+            weight,
+            outer,
+            regulariser=ridge if self.ridge else None,
+            rows=lambda index: index,
+            outputs=scores,
+            direct=False,
+            mode=mode,
+        )
 
     @torch.no_grad()
     def scores(self, omega: Tree, x: Tensor, chunk: int = 5000) -> Tensor:

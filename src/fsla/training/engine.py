@@ -1,8 +1,12 @@
-"""How a run takes its next n steps: one by one from Python, or as replays of a captured CUDA graph.
+"""How a run takes its next n steps.
 
-On a GPU an eager step is bound by the host, which launches hundreds of small kernels. The graph engine captures one
-whole step, with its random batches and its rates as tensors on the device, and replays it: the same arithmetic in the
-same order, and the host does nothing.
+    eager     one by one from Python
+    graph     a step captured once and replayed: on a GPU as a CUDA graph, with its batches and rates drawn and computed
+              on the device, so that the host does nothing; on a CPU as a program, a list of tensor operations
+    compile   the program compiled (and on a GPU the compiled program captured)
+    auto      graph for runs of some length, compile for long ones where it is the faster one; eager otherwise
+
+All give the same numbers to rounding: captured rates are tensors, and a compiler orders sums in its own way.
 """
 
 from __future__ import annotations
@@ -15,11 +19,19 @@ import torch
 from torch import Tensor
 
 from fsla.checks import pick
-from fsla.problem import Point, Sample
+from fsla.problem import Sample
 from fsla.solver import Algorithm, State
+from fsla.training.nest import copy_into, form, map_tensors, rebuild, tensors
+from fsla.training.program import Program, Step
 from fsla.wrap import Counted, Counts
 
-ENGINES = ("auto", "eager", "graph")
+ENGINES = ("auto", "eager", "graph", "compile")
+PAYS = {
+    "cuda": {"compile": (50_000, 300.0), "graph": (20, 10.0)},
+    "cpu": {"compile": (20_000, 300.0), "graph": (200, 10.0)},
+}
+"""Steps, and seconds of budget, from which "auto" takes an engine: tracing costs a second or two, compiling half a
+minute."""
 
 
 class EngineWarning(UserWarning):
@@ -47,45 +59,89 @@ class Eager:
         return state
 
 
-class Graph:
-    """A step captured once and replayed. The state lives in tensors that the graph writes to."""
+class Replay:
+    """Programs, one for each form of sample that is drawn."""
+
+    stride = 1
+
+    def __init__(
+        self, step: Step, problem: Counted, draw: Callable[[], Sample], state: State, *, compiled: bool
+    ) -> None:
+        self._step, self._problem, self._draw, self._compiled = step, problem, draw, compiled
+        self._like, self._programs = with_tensor_k(state), dict[Any, tuple[Program, Counts, Counts]]()
+        self._last: tuple[State, list[Tensor]] | None = None
+
+    def prepare(self, xi: Sample) -> Replay:
+        """Makes the program for samples of the form of xi."""
+        self._program(xi)
+        return self
+
+    def advance(self, state: State, n: int) -> State:
+        last = self._last
+        parts = last[1] if last is not None and last[0] is state else tensors(with_tensor_k(state))
+        for _ in range(n):
+            xi = self._draw()
+            program, calls, samples = self._program(xi)
+            parts = program.run(parts, tensors(xi))
+            self._problem.calls = self._problem.calls.plus(1, calls)
+            self._problem.samples = self._problem.samples.plus(1, samples)
+        after: State = rebuild(self._like, parts)._replace(k=state.k + n)
+        self._last = after, parts
+        return after
+
+    def _program(self, xi: Sample) -> tuple[Program, Counts, Counts]:
+        key = form(xi)
+        if key not in self._programs:
+            program, *counts = _counting(
+                self._problem, lambda: Program(self._step, self._like, xi, compiled=self._compiled)
+            )
+            self._programs[key] = (program, *counts)
+        return self._programs[key]
+
+
+class CudaGraph:
+    """A step captured once and replayed by the device. The state lives in tensors that the graph writes to.
+
+    All that `draw` draws must come from the generator, on the device: it is captured with the rest.
+    """
 
     stride = 10
 
     def __init__(
-        self,
-        algorithm: Algorithm,
-        problem: Counted,
-        draw: Callable[[], Sample],
-        generator: torch.Generator,
-        state: State,
+        self, step: Step, problem: Counted, draw: Callable[[], Sample], generator: torch.Generator, state: State
     ) -> None:
-        self._device, self._problem = generator.device, problem
-        self._held: State = _map(torch.clone, _on_device(state, self._device))
-        calls, samples, random = problem.calls, problem.samples, generator.get_state()
-        problem.calls, problem.samples = Counts(), Counts()
-        side = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
-        side.wait_stream(torch.cuda.current_stream(self._device))
-        with torch.cuda.stream(side):  # the first calls choose kernels and fill the caches of libraries
-            for _ in range(3):
-                algorithm.step(problem, self._held, draw())
-        torch.cuda.current_stream(self._device).wait_stream(side)
+        device, self._problem = generator.device, problem
+        self._held: State = map_tensors(torch.clone, with_tensor_k(state))
+        random = generator.get_state()
+
+        def warm_up() -> None:  # the first calls choose kernels and fill the caches of libraries
+            side = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+            side.wait_stream(torch.cuda.current_stream(device))
+            with torch.cuda.stream(side):
+                for _ in range(3):
+                    step(self._held, draw())
+            torch.cuda.current_stream(device).wait_stream(side)
+
+        def capture() -> None:
+            with torch.cuda.graph(self._graph):
+                copy_into(self._held, step(self._held, draw()))
+
+        _counting(problem, warm_up)
         generator.set_state(random)
-        problem.calls, problem.samples = Counts(), Counts()
         self._graph = torch.cuda.CUDAGraph()
         self._graph.register_generator_state(generator)
-        with torch.cuda.graph(self._graph):
-            _copy(self._held, algorithm.step(problem, self._held, draw()))
-        self._calls, self._samples = problem.calls, problem.samples  # what one step asks for
-        problem.calls, problem.samples = calls, samples
+        _, calls, samples = _counting(problem, capture)
+        self.counts = calls, samples
+        """What one step asks for."""
 
     def advance(self, state: State, n: int) -> State:
-        _copy(self._held, _on_device(state, self._device))
+        copy_into(self._held, with_tensor_k(state))
         for _ in range(n):
             self._graph.replay()
-        self._problem.calls = self._problem.calls.plus(n, self._calls)
-        self._problem.samples = self._problem.samples.plus(n, self._samples)
-        out: State = _map(torch.clone, self._held)
+        calls, samples = self.counts
+        self._problem.calls = self._problem.calls.plus(n, calls)
+        self._problem.samples = self._problem.samples.plus(n, samples)
+        out: State = map_tensors(torch.clone, self._held)
         return out._replace(k=state.k + n)
 
 
@@ -96,55 +152,102 @@ def make_engine(
     draw: Callable[[], Sample],
     generator: torch.Generator,
     state: State,
+    steps: int | None = None,
+    budget_s: float | None = None,
 ) -> tuple[Engine, State]:
-    """Returns the engine of a name, and the state from which it goes on. "auto" is a graph where one can be had."""
+    """Returns the engine of a name, and the state from which it goes on.
+
+    Args:
+        name: one of ENGINES.
+        algorithm, problem, draw: what takes a step.
+        generator: what `draw` draws from; its device is where the run is.
+        state: where the run stands.
+        steps: how long the run is, for "auto"; None is long. Not what is left of it: a run that is resumed must go on
+            with the engine that it began with.
+        budget_s: the run's budget in seconds, for "auto": a short one is not spent on preparations.
+    """
     pick(name, dict.fromkeys(ENGINES), "engine")
-    eager = Eager(algorithm, problem, draw)
-    if name == "eager" or (name == "auto" and generator.device.type != "cuda"):
-        return eager, state
+    device = generator.device.type
+    wanted = [name]
+    if name == "auto":
+        wanted = [
+            engine
+            for engine, (long, dear) in PAYS.get(device, {}).items()
+            if (steps is None or steps >= long) and (budget_s is None or budget_s >= dear)
+        ]
+        if device == "cpu" and any(t.ndim > 2 for t in state.at.omega.values()):
+            wanted = [e for e in wanted if e != "compile"]  # convolutions are calls of a library either way
+    source = _Source(draw)
+    for choice in wanted:
+        if choice == "eager":
+            break
+        try:
+            if state.k == 0:  # after one step the state has its lasting form
+                state = _first_step(algorithm, problem, state, source)
+            return _captured(choice, algorithm, problem, source, generator, state), state
+        except Exception as error:
+            if name != "auto":
+                raise
+            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+            warnings.warn(f"The engine {choice!r} cannot be had: {reason}", EngineWarning, stacklevel=2)
+    return Eager(algorithm, problem, source), state
+
+
+class _Source:
+    """Samples, the next of which can be looked at without being lost."""
+
+    def __init__(self, draw: Callable[[], Sample]) -> None:
+        self.draw, self._next = draw, list[Sample]()
+
+    def peek(self) -> Sample:
+        if not self._next:
+            self._next.append(self.draw())
+        return self._next[0]
+
+    def __call__(self) -> Sample:
+        return self._next.pop() if self._next else self.draw()
+
+
+def _first_step(algorithm: Algorithm, problem: Counted, state: State, source: _Source) -> State:
+    after, calls, samples = _counting(problem, lambda: algorithm.step(problem, with_tensor_k(state), source.peek()))
+    source()
+    problem.calls, problem.samples = problem.calls.plus(1, calls), problem.samples.plus(1, samples)
+    first: State = after._replace(k=1)
+    return first
+
+
+def _captured(
+    name: str, algorithm: Algorithm, problem: Counted, source: _Source, generator: torch.Generator, state: State
+) -> Engine:
+    def step(state: State, xi: Sample) -> State:
+        return algorithm.step(problem, state, xi)
+
     if generator.device.type != "cuda":
-        raise ValueError(
-            f"The engine 'graph' needs a CUDA device. Got {generator.device} instead. Use 'auto' or 'eager'."
-        )
-    first = algorithm.step(problem, _on_device(state, generator.device), draw())
-    state = first._replace(k=state.k + 1)  # after one step the state has its lasting form
+        return Replay(step, problem, source, state, compiled=name == "compile").prepare(source.peek())
+    if name == "graph":
+        return CudaGraph(step, problem, source.draw, generator, state)
+    random = generator.get_state()
+    xi = source.draw()
+    generator.set_state(random)
+    program, calls, samples = _counting(problem, lambda: Program(step, with_tensor_k(state), xi, compiled=True))
+    graph = CudaGraph(program, problem, source.draw, generator, state)
+    graph.counts = calls, samples
+    return graph
+
+
+def _counting(problem: Counted, f: Callable[[], Any]) -> tuple[Any, Counts, Counts]:
+    """Calls f; returns what it asked of the problem, and leaves the problem's own counts as they were."""
+    calls, samples = problem.calls, problem.samples
+    problem.calls, problem.samples = Counts(), Counts()
     try:
-        return Graph(algorithm, problem, draw, generator, state), state
-    except RuntimeError as error:
-        if name == "graph":
-            raise
-        reason = str(error).splitlines()[0]
-        warnings.warn(
-            f"No CUDA graph could be captured, so steps are taken one by one: {reason}", EngineWarning, stacklevel=2
-        )
-        return eager, state
+        return f(), problem.calls, problem.samples
+    finally:
+        problem.calls, problem.samples = calls, samples
 
 
-def _on_device(state: State, device: torch.device) -> State:
-    """The state with its step number as a tensor, so that rates are computed on the device."""
-    k: Any = torch.tensor(float(state.k), device=device)
+def with_tensor_k(state: State) -> State:
+    """The state with its step number as a tensor, so that rates are computed where the state is."""
+    lam = next(iter(state.at.lam.values()))
+    dtype = lam.dtype if lam.dtype == torch.float64 else torch.float32
+    k: Any = torch.tensor(float(state.k), dtype=dtype, device=lam.device)
     return state._replace(k=k)
-
-
-def _map(f: Callable[[Tensor], Tensor], x: Any) -> Any:
-    """Applies f to every tensor in a nest of states, points, trees and tuples."""
-    if isinstance(x, Tensor):
-        return f(x)
-    if isinstance(x, dict):
-        return {k: _map(f, v) for k, v in x.items()}
-    if isinstance(x, tuple):
-        parts = [_map(f, v) for v in x]
-        return type(x)(*parts) if isinstance(x, State | Point) else tuple(parts)
-    return x
-
-
-def _tensors(x: Any) -> list[Tensor]:
-    found: list[Tensor] = []
-    _map(lambda t: found.append(t) or t, x)  # type: ignore[func-returns-value]
-    return found
-
-
-def _copy(to: State, source: State) -> None:
-    """Writes the tensors of one state into those of another of the same form."""
-    with torch.no_grad():
-        torch._foreach_copy_(_tensors(to), _tensors(source))

@@ -70,7 +70,9 @@ def train(
         while state.k < goal and not over:
             begun = time.perf_counter()
             if motor is None:
-                motor, state = make_engine(engine, run.algorithm, run.problem, run.draw, run.generator, state)
+                motor, state = make_engine(
+                    engine, run.algorithm, run.problem, run.draw, run.generator, state, steps, budget_s
+                )
             state = motor.advance(state, min(goal - state.k, motor.stride))
             _wait(run.device)
             seconds += time.perf_counter() - begun
