@@ -151,7 +151,11 @@ class _Evaluated:
 
     @cached_property
     def d_omega(self) -> Tree:
-        return detach(_first(self._value, self._omega, "outer loss F", retain_graph=True))
+        last = self._problem.direct is False  # nothing else will be asked of the graph
+        grads = detach(_first(self._value, self._omega, "outer loss F", retain_graph=not last))
+        if last:
+            self.__dict__["_value"] = self._value.detach()
+        return grads
 
     @cached_property
     def d_lam(self) -> Tree:

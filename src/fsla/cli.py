@@ -38,6 +38,9 @@ Model = Annotated[
 Budget = Annotated[float | None, typer.Option(help="Wall-clock seconds after which a run is stopped.")]
 
 
+Engine = Annotated[str, typer.Option(help="'auto', 'eager', 'graph' (captured steps) or 'compile'.")]
+
+
 def _version(wanted: bool) -> None:
     if wanted:
         console.print(f"fsla {__version__}", highlight=False)
@@ -94,9 +97,8 @@ def _cleaning(group: str, out: Path, scale: str, seeds: int, more: dict[str, Any
             progress.update(runs, completed=done, total=total)
             progress.update(steps, description=f"{spec.task.dataset} {spec.method}", completed=step, total=spec.steps)
 
-        results, text = run(
-            out, asked, GROUPS[group], seeds, data_dir=more["data_dir"], device=device_of(more["device"]), report=report
-        )
+        where = {"data_dir": more["data_dir"], "device": device_of(more["device"]), "engine": more["engine"]}
+        results, text = run(out, asked, GROUPS[group], seeds, **where, report=report)
         progress.update(runs, completed=progress.tasks[0].total)
     head, claims, *_ = text.split("\n## ")
     if scale == "smoke":
@@ -115,8 +117,9 @@ def _group(name: str, text: str) -> None:
         device: Device = "auto",
         model: Model = None,
         budget: Budget = None,
+        engine: Engine = "auto",
     ) -> None:
-        more = {"data_dir": data_dir, "device": device, "model": model, "budget": budget}
+        more = {"data_dir": data_dir, "device": device, "model": model, "budget": budget, "engine": engine}
         if name == "all":
             synthetic(out / "synthetic", seeds=20 if scale == "paper" else min(seeds, 3))
             out = out / "cleaning"

@@ -19,6 +19,9 @@ def _cell(value: object) -> str:
     return str(value)
 
 
-def claims(rows: Sequence[tuple[str, bool, str]]) -> str:
+_HELD = {True: "yes", False: "**no**", None: "not decided"}
+
+
+def claims(rows: Sequence[tuple[str, bool | None, str]]) -> str:
     """A Markdown table of claims: what the paper says, whether it held, and the figures."""
-    return table(["claim", "held", "figures"], [(said, "yes" if held else "**no**", seen) for said, held, seen in rows])
+    return table(["claim", "held", "figures"], [(said, _HELD[held], seen) for said, held, seen in rows])

@@ -9,11 +9,13 @@ from typing import Any
 
 import torch
 
+from fsla.checks import pick
 from fsla.data import load
 from fsla.experiments.cleaning import RunSpec, execute
 from fsla.experiments.cleaning_summary import Results, all_claims, markdown
 from fsla.experiments.figures import FIGURES, CleaningSpec, runs
 from fsla.experiments.folder import Folder, RunError, write_text
+from fsla.training.engine import ENGINES
 
 Report = Callable[[RunSpec, int, int, int], None]
 """Called with the run, its step, and how many runs are done of how many."""
@@ -42,12 +44,14 @@ def reproduce(
     *,
     data_dir: Path | None = None,
     device: torch.device | str = "cpu",
+    engine: str = "auto",
     report: Report = lambda spec, step, done, total: None,
 ) -> tuple[Results, str]:
     """Does the runs that the folder lacks; returns the results and the text of summary.md.
 
     The records and the summary are of every figure whose runs the folder has by then, asked for now or before.
     """
+    pick(engine, dict.fromkeys(ENGINES), "engine")
     wanted = runs(figures, asked, seeds)
     names = dict.fromkeys(spec.task.dataset for spec in wanted)
     images = {name: load(name, data_dir) for name in names}  # what is missing is said before anything is written
@@ -61,7 +65,8 @@ def reproduce(
         def tell(record: dict[str, Any], spec: RunSpec = spec, done: int = done) -> None:
             report(spec, record["step"], done, len(wanted))
 
-        records = execute(spec, checkpoint=part, images=images[spec.task.dataset], device=device, on_measure=tell)
+        data = images[spec.task.dataset]
+        records = execute(spec, checkpoint=part, images=data, device=device, engine=engine, on_measure=tell)
         folder.save(spec.name, records)
         part.unlink(missing_ok=True)
     figures = tuple(f for f in FIGURES if all(folder.finished(spec.name) for spec in runs((f,), asked, seeds)))

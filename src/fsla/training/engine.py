@@ -114,12 +114,11 @@ class CudaGraph:
         self._held: State = map_tensors(torch.clone, with_tensor_k(state))
         random = generator.get_state()
 
-        def warm_up() -> None:  # the first calls choose kernels and fill the caches of libraries
+        def warm_up() -> None:  # the first call on a side stream chooses kernels and fills the caches of libraries
             side = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
             side.wait_stream(torch.cuda.current_stream(device))
             with torch.cuda.stream(side):
-                for _ in range(3):
-                    step(self._held, draw())
+                step(self._held, draw())
             torch.cuda.current_stream(device).wait_stream(side)
 
         def capture() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Callable
 
@@ -22,6 +23,7 @@ def peak_mb(f: Callable[[], None], device: torch.device) -> float:
         f()
         torch.cuda.synchronize(device)
         return (torch.cuda.max_memory_allocated(device) - before) / 1e6
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler prints a line at each start and stop
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the profiler warns of settings of its own
         with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:

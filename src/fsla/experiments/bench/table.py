@@ -110,9 +110,10 @@ def measure(
             others, said = peers.steppers(c)
             notes += said
             timed |= {Key(label): _repeated(step) for label, step in others.items()}
-        rows += _race(name, timed, rounds, device, report)
+        raced = _race(name, timed, rounds, device, report)
+        rows += raced
         if with_peers or device.type == "cuda":
-            found, said = _jax_rows(name, device, rows[0], report)
+            found, said = _jax_rows(name, device, raced[0], report)
             rows, notes = rows + found, notes + said
     return rows, list(dict.fromkeys(notes))
 
@@ -210,13 +211,14 @@ def _race(name: str, timed: dict[Key, Advance], rounds: int, device: torch.devic
     """Times every candidate in every round; a turn is one step, or several where a step is short."""
     turn = 20 if device.type == "cuda" else 1 if name == "cnn" else 10
     seconds: dict[Key, list[float]] = {key: [] for key in timed}
-    memory: dict[Key, float | None] = {}
+    memory: dict[Key, float] = {}
     for r in range(rounds + 1):
         report(f"{name}, round {r} of {rounds}")
         for key, advance in timed.items():
             if not r:  # the first round warms up, and measures memory
                 advance(1)
-                memory[key] = peak_mb(lambda advance=advance: advance(1), device)  # type: ignore[misc]
+                if device.type == "cpu" or key.engine == "eager":  # a captured graph holds its memory for good
+                    memory[key] = peak_mb(lambda advance=advance: advance(1), device)  # type: ignore[misc]
                 continue
             _wait(device)
             begun = time.perf_counter()
@@ -229,7 +231,7 @@ def _race(name: str, timed: dict[Key, Advance], rounds: int, device: torch.devic
         ratios = sorted(a / b for a, b in zip(own, base, strict=True))
         low, high = ratios[len(ratios) // 4], ratios[(3 * len(ratios)) // 4]
         ms = statistics.median(own) * 1e3
-        out.append(Row(name, *key, statistics.median(ratios), low, high, ms, memory[key]))
+        out.append(Row(name, *key, statistics.median(ratios), low, high, ms, memory.get(key)))
     return out
 
 
