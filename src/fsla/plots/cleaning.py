@@ -44,8 +44,9 @@ def draw(folder: Path, asked: CleaningSpec, figures: tuple[str, ...], results: R
 
 
 def _grid(path: Path, grid: list[list[tuple[Panel, str]]], results: Results) -> None:
-    """Draws panels in rows; each column has its legend under its last row, outside the axes."""
+    """Draws panels in rows; each column has its legend under its last row, or all share one, outside the axes."""
     columns, last = len(grid[0]), len(grid) - 1
+    shared = all(panel is grid[last][0][0] for panel, _ in grid[last])
     with figure(path, columns=columns, rows=len(grid), size=(4.6, 4.2)) as fig:
         axes = fig.subplots(len(grid), columns, sharey=True, squeeze=False)
         for r, row in enumerate(grid):
@@ -53,8 +54,10 @@ def _grid(path: Path, grid: list[list[tuple[Panel, str]]], results: Results) -> 
                 _panel(axes[r][c], panel, results, x)
                 if c:
                     axes[r][c].set_ylabel("")
-                if r == last:
-                    axes[r][c].legend(fontsize=9, loc="upper center", bbox_to_anchor=(0.5, -0.17), ncols=2)
+                if r == last and not shared:
+                    axes[r][c].legend(fontsize=10, loc="upper center", bbox_to_anchor=(0.5, -0.17))
+        if shared:
+            fig.legend(*axes[0][0].get_legend_handles_labels(), fontsize=10, loc="outside lower center", ncols=3)
 
 
 def _panel(ax: Axes, panel: Panel, results: Results, x: str) -> None:
@@ -67,7 +70,7 @@ def _panel(ax: Axes, panel: Panel, results: Results, x: str) -> None:
             rows = [r for r in rows if r["step"] > 0]
         xs = [r["step"] if x == _STEP else math.log10(r["seconds"]) if x == _TIME else r["calls"] for r in rows]
         status = results.status(spec)
-        label = name if status == "finished" else f"{name} ({status})"
+        label = name if status == "finished" else f"{name} ({status.replace('budget at', 'to')})"
         ax.plot(xs, [r["mean"] for r in rows], color=colour, linestyle=dash, label=label)
         if results.seeds > 1:
             ax.fill_between(
@@ -102,7 +105,8 @@ def _rows(runs: list[list[dict[str, Any]]]) -> list[dict[str, float]]:
 
 def _calls(counts: dict[str, int]) -> int:
     """Oracle calls, a joint HVP and cross product as one; ∂_λ F is not called, since F does not read λ."""
-    return counts["grad"] + counts["d_omega"] + counts["hvp"] + counts["cross"] - counts["joint"]
+    products = counts["hvp"] + counts.get("gnvp", 0) + counts["cross"] - counts["joint"]
+    return counts["grad"] + counts["d_omega"] + products
 
 
 def _against_calls(path: Path, asked: CleaningSpec, figures: tuple[str, ...], results: Results) -> Path:

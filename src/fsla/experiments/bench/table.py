@@ -38,6 +38,7 @@ class Key(NamedTuple):
     momentum: str | None = None
     samples: str | None = None
     engine: str = "eager"
+    n: int | None = None
 
 
 @dataclass(frozen=True)
@@ -167,20 +168,19 @@ def scaling(
 
     For "parameters" n is the number of coordinates of ω; for "K", the steps of NS and CG.
     """
-    rows, rates = [], RATES["cnn"]
+    rates, timed = RATES["cnn"], dict[Key, Advance]()
     for value in pick(varies, SCALINGS, "scaling") if values is None else values:
         c = case("cnn", device, value if varies == "samples" else 10_000, value if varies == "parameters" else 32)
         chosen = {"fsla": algorithms.fsla(rates)} if varies != "K" else {
             "ns": algorithms.ns(rates, K=value, beta=1e-2, momentum="none"),
             "cg": algorithms.cg(rates, K=value, momentum="none"),
         }  # fmt: skip
-        timed: dict[Key, Advance] = {Key("sgd"): c.sgd()}
-        for method, algorithm in chosen.items():
-            momentum = "storm" if method == "fsla" else "none"
-            timed[Key(method, momentum, "grouped", engine)] = _stepper(c, c.problem, algorithm, "grouped", engine)
         n = sum(t.numel() for t in c.at.omega.values()) if varies == "parameters" else value
-        rows += [replace(r, varies=varies, n=n) for r in _race("cnn", timed, rounds, device, report)]
-    return rows
+        timed[Key("sgd", n=n)] = c.sgd()
+        for method, algorithm in chosen.items():
+            key = Key(method, "storm" if method == "fsla" else "none", "grouped", engine, n)
+            timed[key] = _stepper(c, c.problem, algorithm, "grouped", engine)
+    return [replace(r, varies=varies) for r in _race("cnn", timed, rounds, device, report)]
 
 
 def _stepper(c: Case, problem: Oracles, algorithm: Algorithm, samples: str, engine: str) -> Advance:
@@ -225,13 +225,14 @@ def _race(name: str, timed: dict[Key, Advance], rounds: int, device: torch.devic
             advance(turn)
             _wait(device)
             seconds[key].append((time.perf_counter() - begun) / turn)
-    base = next(iter(seconds.values()))
+    first = next(iter(seconds.values()))
     out = []
     for key, own in seconds.items():
+        base = seconds.get(Key("sgd", n=key.n), first) if key.n is not None else first
         ratios = sorted(a / b for a, b in zip(own, base, strict=True))
         low, high = ratios[len(ratios) // 4], ratios[(3 * len(ratios)) // 4]
         ms = statistics.median(own) * 1e3
-        out.append(Row(name, *key, statistics.median(ratios), low, high, ms, memory.get(key)))
+        out.append(Row(name, *key[:4], statistics.median(ratios), low, high, ms, memory.get(key), n=key.n))
     return out
 
 
