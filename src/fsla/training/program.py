@@ -8,7 +8,6 @@ Tensors that the losses hold, such as the data, become arguments of the program:
 
 from __future__ import annotations
 
-import operator
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -20,8 +19,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from fsla.problem import Sample
 from fsla.solver import State
 from fsla.training.nest import form, rebuild, tensors
+from fsla.training.simplify import simplify
 
-aten = torch.ops.aten
 Step = Callable[[State, Sample], State]
 
 
@@ -54,14 +53,9 @@ class Program:
 
 
 def _tidied(module: fx.GraphModule) -> list[Tensor]:
-    """Drops what nothing reads, makes the tensors that the module holds its last arguments, and returns them."""
+    """Simplifies the program, makes the tensors that the module holds its last arguments, and returns them."""
     graph = module.graph
-    for node in list(graph.nodes):
-        if node.target in (aten.detach.default, aten.alias.default):  # where no graph is built, these do nothing
-            node.replace_all_uses_with(node.args[0])
-            graph.erase_node(node)
-    _drop_zeros(graph)
-    graph.eliminate_dead_code()
+    simplify(graph)
     last = next(node for node in reversed(graph.nodes) if node.op == "placeholder")
     held: dict[int, tuple[Tensor, fx.Node]] = {}
     for node in list(graph.nodes):
@@ -76,43 +70,6 @@ def _tidied(module: fx.GraphModule) -> list[Tensor]:
         graph.erase_node(node)
     module.recompile()
     return [tensor for tensor, _ in held.values()]
-
-
-def _drop_zeros(graph: fx.Graph) -> None:
-    """Replaces x + 0 by x, where the 0 follows from a tangent that is not there.
-
-    Forward mode takes the tangent of what does not move, such as the images, for zeros, and convolves them.
-    """
-    zero: set[fx.Node] = set()
-    for node in list(graph.nodes):
-        first, second = (*node.args, None, None)[:2]
-        if node.target in (aten.zeros.default, aten.zeros_like.default, aten._efficientzerotensor.default):
-            known = not any(_mutates(user) for user in node.users)
-        elif node.target in (aten.expand.default, aten.view.default):
-            known = first in zero
-        elif node.target is aten.convolution.default:
-            known = (first in zero or second in zero) and node.args[2] is None
-        elif node.target is operator.getitem and first.target is aten.convolution_backward.default:
-            images_or_kernel = {1: first.args[1], 0: first.args[2]}  # which one the gradient by the other is linear in
-            known = images_or_kernel.get(second) in zero
-        elif node.target is aten.add.Tensor and isinstance(second, fx.Node) and not node.kwargs:
-            known = first in zero and second in zero
-            rest = second if first in zero else first
-            if (first in zero or second in zero) and not known and _alike(rest, node):
-                node.replace_all_uses_with(rest)
-        else:
-            known = False
-        if known:
-            zero.add(node)
-
-
-def _mutates(node: fx.Node) -> bool:
-    return isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
-
-
-def _alike(a: fx.Node, b: fx.Node) -> bool:
-    x, y = a.meta["val"], b.meta["val"]
-    return bool(x.shape == y.shape and x.dtype == y.dtype)
 
 
 def _compiled(module: fx.GraphModule, example: list[Any]) -> Callable[..., Any]:
