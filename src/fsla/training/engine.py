@@ -28,7 +28,7 @@ from fsla.wrap import Counted, Counts
 ENGINES = ("auto", "eager", "graph", "compile")
 PAYS = {
     "cuda": {"compile": (50_000, 300.0), "graph": (20, 10.0)},
-    "cpu": {"compile": (20_000, 300.0), "graph": (200, 10.0)},
+    "cpu": {"compile": (20_000, 300.0), "graph": (1000, 10.0)},
 }
 """Steps, and seconds of budget, from which "auto" takes an engine: tracing costs a second or two, compiling half a
 minute."""
