@@ -3,11 +3,27 @@
 from __future__ import annotations
 
 import os
+import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import torch
 from torch.profiler import ProfilerActivity, profile
+
+
+@contextmanager
+def _silence() -> Iterator[None]:
+    """Keeps the lines off the terminal that the profiler prints at each start and stop."""
+    sys.stderr.flush()
+    own = os.dup(2)
+    with open(os.devnull, "w") as nowhere:
+        os.dup2(nowhere.fileno(), 2)
+        try:
+            yield
+        finally:
+            os.dup2(own, 2)
+            os.close(own)
 
 
 def peak_mb(f: Callable[[], None], device: torch.device) -> float:
@@ -23,8 +39,7 @@ def peak_mb(f: Callable[[], None], device: torch.device) -> float:
         f()
         torch.cuda.synchronize(device)
         return (torch.cuda.max_memory_allocated(device) - before) / 1e6
-    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler prints a line at each start and stop
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), _silence():
         warnings.simplefilter("ignore")  # the profiler warns of settings of its own
         with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
             f()
