@@ -4,6 +4,7 @@ import shutil
 import warnings
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -188,8 +189,51 @@ def test_a_loss_that_asks_for_numbers_falls_back_and_says_why():
         engine, state = make_engine("auto", algorithm, counted, lambda: full, generator, start, 1000)
     assert isinstance(engine, Eager)
     assert engine.advance(state, 4).k == 5
-    with pytest.raises(RuntimeError):
+    with pytest.raises(RuntimeError, match=r"cannot be captured.*without \.item\(\)"):
         make_engine("graph", algorithm, counted, lambda: full, generator, start)
+
+
+def by_numpy(k):
+    number = k.tolist() if isinstance(k, torch.Tensor) else k
+    return fsla.rates.Rates(0.1, 0.1 / float(np.interp(number, [0, 100], [1, 9])), 0.1, 0.5)
+
+
+@pytest.mark.parametrize(
+    "rates",
+    [by_numpy, lambda k: fsla.rates.Rates(0.1, 0.1 if isinstance(k, int) and k > 5 else 0.2, 0.1, 0.5)],
+)
+def test_rates_that_a_program_would_freeze_are_found(rates):
+    problem, at, draw, generator = cleaning(convolution=False)
+    algorithm, source = fsla.algorithms.fsla(rates), sampler("fsla", draw)
+    with pytest.raises(RuntimeError, match="captured"):
+        make_engine("graph", algorithm, problem, source, generator, algorithm.init(problem, at, source()))
+
+
+@pytest.mark.parametrize("where", ["omega", "batch"])
+def test_numbers_that_a_program_would_freeze_are_found(where):
+    x = normal(40, 3)
+
+    def inner(lam, omega, index):
+        rows = x[torch.tensor(index.tolist())] if where == "batch" else x[index]
+        size = max(omega["w"].detach().tolist()) if where == "omega" else 1.0
+        return ((rows @ omega["w"]) * size - lam["l"]).square().mean()
+
+    problem = Problem(inner, lambda lam, omega, index: (x[index] @ omega["w"]).square().mean())
+    at, generator = Point({"l": normal(1)}, {"w": normal(3, seed=1)}), torch.Generator().manual_seed(0)
+    source = sampler("fsla", lambda: torch.randint(40, (8,), generator=generator))
+    algorithm = fsla.algorithms.fsla(fsla.rates.constant(0.1, 0.1, 0.1, 0.5))
+    with pytest.raises(RuntimeError, match="does not give the numbers of the step itself"):
+        make_engine("graph", algorithm, problem, source, generator, algorithm.init(problem, at, source()))
+
+
+def test_a_state_of_another_form_is_refused():
+    problem, at, draw, generator = cleaning(convolution=False)
+    algorithm, source = fsla.algorithms.fsla(fsla.rates.constant(0.1, 0.1, 0.1)), sampler("fsla", draw)
+    state = algorithm.init(problem, at, source())
+    engine, _ = make_engine("graph", algorithm, problem, source, generator, state)
+    turned = Point(at.lam, dict(reversed(at.omega.items())))
+    with pytest.raises(ValueError, match="the form of the one that the engine was made with"):
+        engine.advance(algorithm.init(problem, turned, source()), 1)
 
 
 @needs_compiler

@@ -115,3 +115,10 @@ def test_a_written_argument_is_left_alone():
     out = plain(x, normal(3, seed=1))
     assert torch.allclose(out[0], normal(3) + 1)
     assert torch.allclose(x, normal(3) + 1)
+
+
+def test_factors_of_a_sum_of_products_count():
+    def f(x, a, b, bias):
+        return [torch.addmm(bias, x, a, alpha=0.5, beta=2.0), x @ b]
+
+    both(f, normal(7, 5), normal(5, 2, seed=1), normal(5, 3, seed=2), normal(2, seed=4))

@@ -254,3 +254,16 @@ def test_weights_must_depend_on_lam():
     free = WeightedProblem(problem.sample_losses, lambda lam, i: torch.ones(len(i), dtype=F64), problem.outer_loss)
     with pytest.raises(ValueError, match="must depend on lam"):
         free.inner_at(at, torch.arange(2)).cross(at.omega)
+
+
+@pytest.mark.parametrize("index", [torch.tensor([0.0]), torch.ones(30, dtype=torch.bool), [0, 1], torch.tensor(3)])
+def test_rows_must_be_indices(index):
+    problem, _, at = make(kind="rows")
+    with pytest.raises(TypeError, match="rows must return the samples' indices"):
+        problem.inner_at(at, index)
+
+
+def test_with_rows_lam_has_a_row_for_each_sample():
+    problem, _, at = make(kind="rows")
+    with pytest.raises(ValueError, match=r"a row for each sample. \['c'\] have none"):
+        problem.inner_at(Point({**at.lam, "c": torch.tensor(1.0)}, at.omega), torch.arange(3))

@@ -88,6 +88,11 @@ class WeightedProblem(Problem):
         if self.rows is None:
             return lam
         index = self.rows(batch)
+        if not isinstance(index, Tensor) or index.ndim != 1 or index.dtype not in (torch.int64, torch.int32):
+            kind = f"{tuple(index.shape)} {index.dtype}" if isinstance(index, Tensor) else type(index).__name__
+            raise TypeError(f"rows must return the samples' indices as a vector of whole numbers. Got {kind} instead.")
+        if flat := [name for name, t in lam.items() if t.ndim == 0]:
+            raise ValueError(f"With rows, every tensor of lam must have a row for each sample. {flat} have none.")
         return {name: t[index] for name, t in lam.items()}
 
     def inner_at(self, at: Point, batch: Batch) -> Inner:

@@ -19,10 +19,10 @@ import torch
 from torch import Tensor
 
 from fsla.checks import pick
-from fsla.problem import Sample
+from fsla.problem import Oracles, Sample
 from fsla.solver import Algorithm, State
 from fsla.training.nest import copy_into, form, map_tensors, rebuild, tensors
-from fsla.training.program import Program, Step
+from fsla.training.program import Program, Step, with_tensor_k
 from fsla.wrap import Counted, Counts
 
 ENGINES = ("auto", "eager", "graph", "compile")
@@ -71,14 +71,25 @@ class Replay:
         self._like, self._programs = with_tensor_k(state), dict[Any, tuple[Program, Counts, Counts]]()
         self._last: tuple[State, list[Tensor]] | None = None
 
-    def prepare(self, xi: Sample) -> Replay:
-        """Makes the program for samples of the form of xi."""
-        self._program(xi)
+    def prepare(self, state: State, xi: Sample, other: Sample) -> Replay:
+        """Makes the program for samples of the form of xi, and checks it on another sample if that has the form."""
+        program, *_ = self._program(xi)
+        sample = other if form(other) == form(xi) else xi
+        _counting(self._problem, lambda: program.check(self._step, state, sample))
         return self
 
     def advance(self, state: State, n: int) -> State:
         last = self._last
-        parts = last[1] if last is not None and last[0] is state else tensors(with_tensor_k(state))
+        if last is not None and last[0] is state:
+            parts = last[1]
+        else:
+            given = with_tensor_k(state)
+            if form(given) != form(self._like):
+                raise ValueError(
+                    "The state must have the form of the one that the engine was made with: the same names in the "
+                    "same order, shapes and dtypes. It has not. Make an engine for it."
+                )
+            parts = tensors(given)
         for _ in range(n):
             xi = self._draw()
             program, calls, samples = self._program(xi)
@@ -147,25 +158,30 @@ class CudaGraph:
 def make_engine(
     name: str,
     algorithm: Algorithm,
-    problem: Counted,
+    problem: Counted | Oracles,
     draw: Callable[[], Sample],
     generator: torch.Generator,
     state: State,
     steps: int | None = None,
     budget_s: float | None = None,
 ) -> tuple[Engine, State]:
-    """Returns the engine of a name, and the state from which it goes on.
+    """Returns the engine of a name, and the state from which it goes on: at k = 0 all but "eager" take the first step.
+
+    A captured step is a function of tensors: losses that ask for numbers, and rates that need a whole number k, cannot
+    be captured. A program is checked against the step itself, once.
 
     Args:
         name: one of ENGINES.
         algorithm, problem, draw: what takes a step.
-        generator: what `draw` draws from; its device is where the run is.
+        generator: its device is where the run is. On a GPU `draw` must draw from it alone, on the device: the draw is
+            captured with the step, and a batch from elsewhere would be replayed for ever.
         state: where the run stands.
         steps: how long the run is, for "auto"; None is long. Not what is left of it: a run that is resumed must go on
             with the engine that it began with.
         budget_s: the run's budget in seconds, for "auto": a short one is not spent on preparations.
     """
     pick(name, dict.fromkeys(ENGINES), "engine")
+    problem = problem if isinstance(problem, Counted) else Counted(problem)
     device = generator.device.type
     wanted = [name]
     if name == "auto":
@@ -198,13 +214,18 @@ class _Source:
     def __init__(self, draw: Callable[[], Sample]) -> None:
         self.draw, self._next = draw, list[Sample]()
 
-    def peek(self) -> Sample:
-        if not self._next:
-            self._next.append(self.draw())
-        return self._next[0]
+    def peek(self, i: int = 0) -> Sample:
+        """The i-th of those to come, or the last if they end before."""
+        try:
+            while len(self._next) <= i:
+                self._next.append(self.draw())
+        except StopIteration:
+            if not self._next:
+                raise
+        return self._next[min(i, len(self._next) - 1)]
 
     def __call__(self) -> Sample:
-        return self._next.pop() if self._next else self.draw()
+        return self._next.pop(0) if self._next else self.draw()
 
 
 def _first_step(algorithm: Algorithm, problem: Counted, state: State, source: _Source) -> State:
@@ -222,7 +243,8 @@ def _captured(
         return algorithm.step(problem, state, xi)
 
     if generator.device.type != "cuda":
-        return Replay(step, problem, source, state, compiled=name == "compile").prepare(source.peek())
+        replay = Replay(step, problem, source, state, compiled=name == "compile")
+        return replay.prepare(state, source.peek(), source.peek(1))
     if name == "graph":
         return CudaGraph(step, problem, source.draw, generator, state)
     random = generator.get_state()
@@ -242,11 +264,3 @@ def _counting(problem: Counted, f: Callable[[], Any]) -> tuple[Any, Counts, Coun
         return f(), problem.calls, problem.samples
     finally:
         problem.calls, problem.samples = calls, samples
-
-
-def with_tensor_k(state: State) -> State:
-    """The state with its step number as a tensor, so that rates are computed where the state is."""
-    lam = next(iter(state.at.lam.values()))
-    dtype = lam.dtype if lam.dtype == torch.float64 else torch.float32
-    k: Any = torch.tensor(float(state.k), dtype=dtype, device=lam.device)
-    return state._replace(k=k)

@@ -49,13 +49,13 @@ def form(x: Any) -> Any:
     def of(x: Any) -> Any:
         if isinstance(x, Tensor):
             first = seen.setdefault(id(x), len(seen))  # whether this tensor stood in an earlier place
-            return (first, x.shape, x.dtype, x.device)
+            return (first, x.shape, x.stride(), x.dtype, x.device)
         if isinstance(x, dict):
             return tuple((k, of(v)) for k, v in x.items())
         if isinstance(x, tuple | list):
             return (type(x).__name__, *map(of, x))
         if x is None or isinstance(x, bool | int | float | str):
-            return x
+            return (type(x).__name__, x)  # 1, 1.0 and True are equal, and not the same
         raise TypeError(
             f"A step that is captured takes batches of tensors, numbers and strings. Got {type(x).__name__}."
         )

@@ -18,10 +18,14 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from fsla.problem import Sample
 from fsla.solver import State
-from fsla.training.nest import form, rebuild, tensors
+from fsla.training.nest import form, map_tensors, rebuild, tensors
 from fsla.training.simplify import simplify
 
 Step = Callable[[State, Sample], State]
+
+
+class CaptureError(RuntimeError):
+    """A step that cannot be captured, or that would not give the numbers of the step itself."""
 
 
 class Program:
@@ -36,7 +40,14 @@ class Program:
                 raise ValueError("A step that is captured must leave the state in the form that it found.")
             return tensors(after)
 
-        module = make_fx(flat)(*own, *drawn)
+        try:
+            module = make_fx(flat)(*own, *drawn)
+        except Exception as error:
+            first = (str(error).strip() or type(error).__name__).splitlines()[0]
+            raise CaptureError(
+                "The step cannot be captured. The losses and the rates must be functions of tensors, without .item(), "
+                f"float() or an if on a tensor; rates are given k as a tensor. ({type(error).__name__}: {first})"
+            ) from error
         self._held = _tidied(module)
         self._like, self._run = state, module.forward
         if compiled:
@@ -47,9 +58,36 @@ class Program:
         with torch.no_grad():
             return list(self._run(*state, *xi, *self._held))
 
+    def check(self, step: Step, state: State, xi: Sample) -> None:
+        """Raises unless the program takes the step that the step itself takes, from a state that it has not seen.
+
+        What was turned into a number while the step was traced, by NumPy say, is a constant of the program.
+        """
+        probe = map_tensors(lambda t: 1.1 * t if t.dtype.is_floating_point else t, state)
+        k = 2 * state.k + 7
+        expected, found = step(probe._replace(k=k), xi), self(with_tensor_k(probe._replace(k=k)), xi)
+        every = [{"lam": x.at.lam, "omega": x.at.omega, "v": x.memory, "d": x.d} for x in (probe, expected, found)]
+        for name in every[0]:
+            for before, a, b in zip(*(tensors(x[name]) for x in every), strict=True):
+                tolerance = 1e-3 * (a - before).norm() + 1e3 * torch.finfo(a.dtype).eps * a.norm()
+                if bool(a.isfinite().all()) and bool((a - b).norm() > tolerance):
+                    raise CaptureError(
+                        f"The captured step does not give the numbers of the step itself (in {name}). The losses and "
+                        "the rates must be functions of tensors; what NumPy, .tolist() or the type of k decides while "
+                        "a step is captured stays so for ever. Use engine='eager', or PyTorch's functions."
+                    )
+
     def __call__(self, state: State, xi: Sample) -> State:
         after: State = rebuild(self._like, self.run(tensors(state), tensors(xi)))
         return after
+
+
+def with_tensor_k(state: State) -> State:
+    """The state with its step number as a tensor, so that rates are computed where the state is."""
+    lam = next(iter(state.at.lam.values()))
+    double = any(t.dtype == torch.float64 for x in (state.at.lam, state.at.omega) for t in x.values())
+    k: Any = torch.tensor(float(state.k), dtype=torch.float64 if double else torch.float32, device=lam.device)
+    return state._replace(k=k)
 
 
 def _tidied(module: fx.GraphModule) -> list[Tensor]:

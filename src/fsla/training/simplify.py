@@ -100,7 +100,7 @@ def merge_products(graph: fx.Graph) -> None:
     for side in (0, 1):
         groups: dict[fx.Node, list[fx.Node]] = {}
         for node in graph.nodes:
-            if node.target in (aten.mm.default, aten.addmm.default):
+            if node.target in (aten.mm.default, aten.addmm.default) and not node.kwargs:  # alpha, beta
                 groups.setdefault(_factors(node)[side], []).append(node)
         for common, nodes in groups.items():
             thin = [n for n in nodes if _factors(n)[1 - side].meta["val"].shape[1 - side] <= THIN]
