@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Callable
 from typing import Any
@@ -99,6 +100,8 @@ def markdown(asked: CleaningSpec, figures: tuple[str, ...], results: Results) ->
 def _runs_table(runs: dict[str, RunSpec], results: Results) -> str:
     def cell(spec: RunSpec, key: str) -> str:
         value, spread = results.final(spec, key), results.spread(spec, key)
+        if not math.isfinite(value):  # a seed diverged
+            return "-"
         return f"{value:.3f}" + (f" ± {spread:.3f}" if results.seeds > 1 else "")
 
     keys = ("valid_loss", "valid_accuracy", "test_accuracy", "weight_auroc", "confidence_auroc")
