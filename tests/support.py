@@ -69,6 +69,23 @@ def network(dtype: torch.dtype = F64, *, width: int = 8, rows: int = 32) -> tupl
     return Problem(inner, outer), at, train, valid
 
 
+def classifier(rows: int, dtype: torch.dtype = F64, *, convolution: bool = True) -> tuple[Tree, Any, Any]:
+    """A small image classifier on random data: ω, its scores (ω, index), and the samples' losses (scores, index)."""
+    torch.manual_seed(0)
+    body = [nn.Conv2d(1, 3, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(12, 4)]
+    model = nn.Sequential(*(body if convolution else [nn.Flatten(), nn.Linear(16, 4)])).to(dtype)
+    omega, net = functional(model)
+    x, y = normal(rows, 1, 4, 4).to(dtype), torch.arange(rows) % 4
+
+    def scores(omega: Tree, index: Tensor) -> Tensor:
+        return net(omega, x[index])
+
+    def losses(scores: Tensor, index: Tensor) -> Tensor:
+        return nn.functional.cross_entropy(scores, y[index], reduction="none")
+
+    return omega, scores, losses
+
+
 @dataclass
 class PlainLeastSquares:
     """The finite-sum least squares in plain numpy, for the independent Algorithm 1."""

@@ -7,16 +7,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from torch import nn
 
 import fsla
-from fsla import Batches, Counted, Point, Problem, Sample, WeightedProblem, functional, tree
+from fsla import Batches, Counted, Point, Problem, Sample, WeightedProblem, tree
 from fsla.data import TaskSpec
 from fsla.experiments.cleaning import RunSpec, execute
 from fsla.training import engine as engines
 from fsla.training.engine import Eager, EngineWarning, Replay, make_engine
 from fsla.training.nest import copy_into, form, map_tensors, rebuild, tensors
-from support import F64, normal
+from support import F64, classifier, normal
 
 TINY = RunSpec(
     TaskSpec("digits", n_train=60, n_valid=40), model="cnn-small", steps=24, every=12, batch=16,
@@ -28,18 +27,7 @@ needs_compiler = pytest.mark.skipif(not HAS_COMPILER, reason="no C++ compiler")
 
 def cleaning(dtype=F64, convolution=True):
     """A small cleaning problem in double precision: its problem, a point, and sources of batches."""
-    torch.manual_seed(0)
-    body = [nn.Conv2d(1, 3, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(12, 4)]
-    model = nn.Sequential(*(body if convolution else [nn.Flatten(), nn.Linear(16, 4)])).to(dtype)
-    omega, net = functional(model)
-    x, y = normal(40, 1, 4, 4).to(dtype), torch.arange(40) % 4
-
-    def scores(omega, index):
-        return net(omega, x[index])
-
-    def each(scores, index):
-        return nn.functional.cross_entropy(scores, y[index], reduction="none")
-
+    omega, scores, each = classifier(40, dtype, convolution=convolution)
     problem = WeightedProblem(
         each,
         lambda lam, index: lam["w"].sigmoid(),

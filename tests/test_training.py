@@ -223,3 +223,22 @@ def test_the_samples_of_each_method():
     xi = draw("fsla")
     assert len({id(b) for b in xi}) == 5
     assert all(len(b) == TINY.batch for b in xi)
+
+
+@pytest.mark.parametrize("stop", [1, 2, 3, 4])
+def test_a_captured_run_that_is_stopped_at_once_resumes_to_the_same_records(tmp_path, monkeypatch, stop):
+    """An engine looks at samples before it uses them; none may be lost."""
+    monkeypatch.setattr("fsla.training.loop.SAVE_EVERY_S", 0.0)
+    spec = RunSpec(**{**TINY.__dict__, "steps": 6, "every": 1})
+    whole = execute(spec, engine="graph")
+
+    class Stop(Exception):
+        pass
+
+    def interrupt(record):
+        if record["step"] == stop + 1:
+            raise Stop
+
+    with pytest.raises(Stop):
+        execute(spec, checkpoint=tmp_path / "x", engine="graph", on_measure=interrupt)
+    assert timeless(execute(spec, checkpoint=tmp_path / "x", engine="graph")) == timeless(whole)

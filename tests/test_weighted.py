@@ -2,13 +2,12 @@
 
 import pytest
 import torch
-from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import fsla
-from fsla import Point, Problem, Sample, WeightedProblem, functional, tree
+from fsla import Point, Problem, Sample, WeightedProblem, tree
 from fsla.estimators import Implicit
-from support import F64, normal
+from support import F64, classifier, normal
 
 
 def make(dtype=F64, ridge=True, kind="whole", mode="auto"):
@@ -16,18 +15,7 @@ def make(dtype=F64, ridge=True, kind="whole", mode="auto"):
 
     kind: "whole" hands λ over, "rows" the batch's rows of it, "outputs" does so too and knows the network's outputs.
     """
-    torch.manual_seed(0)
-    model = nn.Sequential(
-        nn.Conv2d(1, 3, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(12, 4)
-    ).to(dtype)  # fmt: skip
-    omega, net = functional(model)
-    x, y = normal(30, 1, 4, 4).to(dtype), torch.arange(30) % 4
-
-    def scores(omega, index):
-        return net(omega, x[index])
-
-    def of_scores(scores, index):
-        return nn.functional.cross_entropy(scores, y[index], reduction="none")
+    omega, scores, of_scores = classifier(30, dtype)
 
     def each(omega, index):
         return of_scores(scores(omega, index), index)

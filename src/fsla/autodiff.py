@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import cached_property
-from typing import Literal
+from typing import Literal, TypeVar
 
 import torch
 import torch.autograd.forward_ad as forward
@@ -24,6 +24,7 @@ from fsla.tree import Tree, detach, row, zeros_like
 
 Loss = Callable[[Tree, Tree, Batch], Tensor]
 Mode = Literal["auto", "forward", "reverse"]
+T = TypeVar("T")
 
 
 class Problem:
@@ -84,12 +85,8 @@ class _Linearised:
         return detach(self._grad)
 
     def hvp(self, v: Tree) -> Tree:
-        if self._goes_forward(self._on_gpu):
-            try:
-                return self._forward(v)
-            except NotImplementedError:
-                self._give_up_forward()
-        return _filled(self._pull(v, list(self._omega.values())), self._omega)
+        found = self._in_forward_mode(self._on_gpu, lambda: self._forward(v))
+        return _filled(self._pull(v, list(self._omega.values())), self._omega) if found is None else found
 
     def cross(self, v: Tree) -> Tree:
         return self._of_lam(self._pull(v, list(self._lam.values())))
@@ -114,15 +111,19 @@ class _Linearised:
     def _on_gpu(self) -> bool:
         return next(iter(self._omega.values())).device.type == "cuda"
 
-    def _goes_forward(self, by_itself: bool) -> bool:
-        """Whether a product is taken in forward mode; not if the graph of reverse mode is there already."""
+    def _in_forward_mode(self, by_itself: bool, compute: Callable[[], T]) -> T | None:
+        """A product in forward mode, or None: where reverse mode is asked for, cheaper (its graph may be there already)
+        or, PyTorch having no forward mode for an operation, the only one."""
         mode = self._problem.mode
-        return "_grad" not in self.__dict__ and (mode == "forward" or (mode == "auto" and by_itself))
-
-    def _give_up_forward(self) -> None:
-        if self._problem.mode == "forward":
-            raise
-        self._problem.mode = "reverse"
+        if "_grad" in self.__dict__ or not (mode == "forward" or (mode == "auto" and by_itself)):
+            return None
+        try:
+            return compute()
+        except NotImplementedError:
+            if mode == "forward":
+                raise
+            self._problem.mode = "reverse"
+            return None
 
     def _forward(self, v: Tree) -> Tree:
         """H v; leaves the gradient."""

@@ -121,22 +121,17 @@ class _Weighted(_Linearised):
         return each
 
     def cross(self, v: Tree) -> Tree:
-        if self._goes_forward(True):
-            try:
-                with torch.no_grad(), forward.dual_level():
-                    self._losses(_duals(detach(self._omega), v))
-                return self._from_slopes()
-            except NotImplementedError:
-                self._give_up_forward()
-        return super().cross(v)
+        def along() -> Tree:
+            with torch.no_grad(), forward.dual_level():
+                self._losses(_duals(detach(self._omega), v))
+            return self._from_slopes()
+
+        found = self._in_forward_mode(True, along)
+        return super().cross(v) if found is None else found
 
     def hvp_cross(self, v: Tree) -> tuple[Tree, Tree]:
-        if self._goes_forward(self._on_gpu):
-            try:
-                return self._forward(v), self._from_slopes()
-            except NotImplementedError:
-                self._give_up_forward()
-        return super().hvp_cross(v)
+        found = self._in_forward_mode(self._on_gpu, lambda: (self._forward(v), self._from_slopes()))
+        return super().hvp_cross(v) if found is None else found
 
     def cross_t(self, u: Tree) -> Tree:
         return super().cross_t(self._weighted.of_batch(u, self._batch))

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from fsla.autodiff import Mode
 from fsla.module import functional
 from fsla.problem import Batch, Point
 from fsla.tree import Tree
@@ -34,7 +33,7 @@ class Reweighting:
         omega, _ = functional(self.model)
         return Point({"weight_logits": torch.zeros(len(self.train_y), device=self.train_x.device)}, omega)
 
-    def losses(self, mode: Mode = "auto") -> WeightedProblem:
+    def losses(self) -> WeightedProblem:
         _, net = functional(self.model)
 
         def scores(omega: Tree, index: Batch) -> Tensor:
@@ -60,7 +59,6 @@ class Reweighting:
             rows=lambda index: index,
             outputs=scores,
             direct=False,
-            mode=mode,
         )
 
     @torch.no_grad()

@@ -42,6 +42,11 @@ class Engine(Protocol):
     stride: int
     """How many steps to ask for at a time."""
 
+    @property
+    def settled(self) -> bool:
+        """Whether every sample that was drawn has been used: the generator's state is then the run's."""
+        ...
+
     def advance(self, state: State, n: int) -> State:
         """Returns the state n steps later."""
         ...
@@ -50,8 +55,12 @@ class Engine(Protocol):
 class Eager:
     stride = 1
 
-    def __init__(self, algorithm: Algorithm, problem: Counted, draw: Callable[[], Sample]) -> None:
+    def __init__(self, algorithm: Algorithm, problem: Counted, draw: _Source) -> None:
         self._algorithm, self._problem, self._draw = algorithm, problem, draw
+
+    @property
+    def settled(self) -> bool:
+        return self._draw.settled
 
     def advance(self, state: State, n: int) -> State:
         for _ in range(n):
@@ -64,12 +73,14 @@ class Replay:
 
     stride = 1
 
-    def __init__(
-        self, step: Step, problem: Counted, draw: Callable[[], Sample], state: State, *, compiled: bool
-    ) -> None:
+    def __init__(self, step: Step, problem: Counted, draw: _Source, state: State, *, compiled: bool) -> None:
         self._step, self._problem, self._draw, self._compiled = step, problem, draw, compiled
         self._like, self._programs = with_tensor_k(state), dict[Any, tuple[Program, Counts, Counts]]()
         self._last: tuple[State, list[Tensor]] | None = None
+
+    @property
+    def settled(self) -> bool:
+        return self._draw.settled
 
     def prepare(self, state: State, xi: Sample, other: Sample) -> Replay:
         """Makes the program for samples of the form of xi, and checks it on another sample if that has the form."""
@@ -116,7 +127,7 @@ class CudaGraph:
     All that `draw` draws must come from the generator, on the device: it is captured with the rest.
     """
 
-    stride = 10
+    stride, settled = 10, True
 
     def __init__(
         self, step: Step, problem: Counted, draw: Callable[[], Sample], generator: torch.Generator, state: State
@@ -158,7 +169,7 @@ class CudaGraph:
 def make_engine(
     name: str,
     algorithm: Algorithm,
-    problem: Counted | Oracles,
+    problem: Oracles,
     draw: Callable[[], Sample],
     generator: torch.Generator,
     state: State,
@@ -223,6 +234,10 @@ class _Source:
             if not self._next:
                 raise
         return self._next[min(i, len(self._next) - 1)]
+
+    @property
+    def settled(self) -> bool:
+        return not self._next
 
     def __call__(self) -> Sample:
         return self._next.pop(0) if self._next else self.draw()

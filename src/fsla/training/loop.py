@@ -74,13 +74,14 @@ def train(
                     engine, run.algorithm, run.problem, run.draw, run.generator, state, steps, budget_s
                 )
             state = motor.advance(state, min(goal - state.k, motor.stride))
-            _wait(run.device)
+            wait(run.device)
             seconds += time.perf_counter() - begun
             over = budget_s is not None and seconds > budget_s
         status = "finished" if state.k >= steps else "budget" if over else "running"
         records.append(_record(run, measure(state), state.k, seconds, status))
         on_measure(records[-1])
-        if checkpoint is not None and status == "running" and time.monotonic() - saved >= SAVE_EVERY_S:
+        due = status == "running" and motor is not None and motor.settled and time.monotonic() - saved >= SAVE_EVERY_S
+        if checkpoint is not None and due:
             counts = asdict(run.problem.calls), asdict(run.problem.samples)
             save_checkpoint(checkpoint, (state, run.generator.get_state(), seconds, tuple(records), *counts))
             saved = time.monotonic()
@@ -103,6 +104,7 @@ def _record(run: Run, measured: Record, step: int, seconds: float, status: str) 
     return record | {"status": Diverged, "not_finite": bad} if bad else record
 
 
-def _wait(device: torch.device) -> None:
+def wait(device: torch.device) -> None:
+    """Waits until the device has done what it was asked for."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)

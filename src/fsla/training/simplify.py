@@ -118,28 +118,27 @@ def _repeatable(target: Any) -> bool:
 def _merge(graph: fx.Graph, common: fx.Node, nodes: list[fx.Node], side: int) -> None:
     order = {node: i for i, node in enumerate(graph.nodes)}
     others = [_factors(node)[1 - side] for node in nodes]
-    start = max((order[_source(x)], _source(x)) for x in [common, *others])[1]
+    start = max((_source(x) for x in [common, *others]), key=order.__getitem__)
     if start.op in ("placeholder", "get_attr"):
         start = next(node for node in reversed(graph.nodes) if node.op in ("placeholder", "get_attr"))
     if any(order[user] <= order[start] for node in nodes for user in node.users):
         return
     axis, sizes = 1 - side, [x.meta["val"].shape[1 - side] for x in others]
-    with graph.inserting_after(start):
-        at = _Chain(graph, start)
-        left, *rights = [at.again(x, order, order[start]) for x in [common, *others]]
-        joined = at.call(aten.cat.default, (rights, axis))
-        product = at.call(aten.mm.default, (left, joined) if side == 0 else (joined, left))
-        begin = 0
-        for node, size in zip(nodes, sizes, strict=True):
-            part = at.call(aten.slice.Tensor, (product, axis, begin, begin + size))
-            part.meta["val"] = node.meta["val"]
-            begin += size
-            if node.target is aten.addmm.default:
-                with graph.inserting_before(node):
-                    part = graph.call_function(aten.add.Tensor, (part, node.args[0]))
-                    part.meta["val"] = node.meta["val"]
-            node.replace_all_uses_with(part)
-            graph.erase_node(node)
+    at = _Chain(graph, start)
+    left, *rights = [at.again(x, order, order[start]) for x in [common, *others]]
+    joined = at.call(aten.cat.default, (rights, axis))
+    product = at.call(aten.mm.default, (left, joined) if side == 0 else (joined, left))
+    begin = 0
+    for node, size in zip(nodes, sizes, strict=True):
+        part = at.call(aten.slice.Tensor, (product, axis, begin, begin + size))
+        part.meta["val"] = node.meta["val"]
+        begin += size
+        if node.target is aten.addmm.default:
+            with graph.inserting_before(node):
+                part = graph.call_function(aten.add.Tensor, (part, node.args[0]))
+                part.meta["val"] = node.meta["val"]
+        node.replace_all_uses_with(part)
+        graph.erase_node(node)
 
 
 class _Chain:
@@ -155,7 +154,7 @@ class _Chain:
 
     def again(self, x: fx.Node, order: dict[fx.Node, int], limit: int) -> fx.Node:
         """The node itself, or if it comes later, its views made anew."""
-        if order[x] <= limit or x.op != "call_function":
+        if order[x] <= limit:
             return x
         source = self.again(x.args[0], order, limit)  # type: ignore[arg-type]
         made = self.call(x.target, (source, *x.args[1:]))

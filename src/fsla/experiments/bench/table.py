@@ -25,7 +25,8 @@ from fsla.experiments.cleaning import FixedWeights
 from fsla.experiments.folder import write_text
 from fsla.problem import Oracles, Sample
 from fsla.solver import Algorithm
-from fsla.training.engine import EngineWarning, make_engine
+from fsla.training.engine import make_engine
+from fsla.training.loop import wait
 from fsla.wrap import Counted
 
 Report = Callable[[str], None]
@@ -133,7 +134,7 @@ def _steppers(
             problem = c.general if method == "textbook fsla" else c.problem
             try:
                 timed[Key(method, momentum, samples, engine)] = _stepper(c, problem, algorithm, samples, engine)
-            except (RuntimeError, EngineWarning) as error:
+            except RuntimeError as error:
                 notes.append(f"engine {engine}: {str(error).splitlines()[0]}")
     return timed, notes
 
@@ -220,10 +221,10 @@ def _race(name: str, timed: dict[Key, Advance], rounds: int, device: torch.devic
                 if device.type == "cpu" or key.engine == "eager":  # a captured graph holds its memory for good
                     memory[key] = peak_mb(lambda advance=advance: advance(1), device)  # type: ignore[misc]
                 continue
-            _wait(device)
+            wait(device)
             begun = time.perf_counter()
             advance(turn)
-            _wait(device)
+            wait(device)
             seconds[key].append((time.perf_counter() - begun) / turn)
     first = next(iter(seconds.values()))
     out = []
@@ -234,11 +235,6 @@ def _race(name: str, timed: dict[Key, Advance], rounds: int, device: torch.devic
         ms = statistics.median(own) * 1e3
         out.append(Row(name, *key[:4], statistics.median(ratios), low, high, ms, memory.get(key), n=key.n))
     return out
-
-
-def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
 
 
 def save(path: Path, rows: list[Row], device: str, notes: list[str]) -> None:
