@@ -15,6 +15,7 @@ from fsla.experiments.cleaning import RunSpec, execute
 from fsla.training import engine as engines
 from fsla.training.engine import Eager, EngineWarning, Replay, make_engine
 from fsla.training.nest import copy_into, form, map_tensors, rebuild, tensors
+from fsla.training.program import CaptureError
 from support import F64, classifier, normal
 
 TINY = RunSpec(
@@ -319,3 +320,43 @@ def test_a_captured_run_is_the_eager_run(method, engine):
 def test_counts_of_replays_are_added_up():
     total = fsla.Counts(grad=3, hvp=1).plus(10, fsla.Counts(grad=1, hvp=2, cross=2))
     assert total == fsla.Counts(grad=13, hvp=21, cross=20)
+
+
+def test_what_is_drawn_from_elsewhere_is_found_and_not_lost():
+    generator = torch.Generator().manual_seed(0)
+    stored = iter(range(5))
+    good = engines._Source(lambda: Sample.full(torch.randint(9, (4,), generator=generator), None))
+    bad = engines._Source(lambda: Sample.full(torch.tensor(next(stored)), None))
+    before = generator.get_state()
+    good.check_repeats(generator)
+    assert torch.equal(generator.get_state(), before)
+    with pytest.raises(CaptureError, match="from the generator alone"):
+        bad.check_repeats(generator)
+    assert [int(bad().inner) for _ in range(5)] == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("engine", ["graph", "compile"])
+@pytest.mark.parametrize("bad", ["item", "loader"])
+def test_what_a_gpu_cannot_capture_falls_back_to_steps(bad, engine, monkeypatch):
+    monkeypatch.setitem(engines.PAYS, "cuda", {engine: (0, 0.0)})
+    generator = torch.Generator("cuda").manual_seed(0)
+    a = torch.randn(50, 3, device="cuda", generator=generator)
+
+    def inner(lam, omega, index):
+        scale = omega["x"].sum().item() if bad == "item" else 1.0
+        return (a[index] @ omega["x"] - lam["y"].sum()).square().mean() * (1.0 + 0.0 * scale)
+
+    def draw():
+        return Sample.full(torch.randint(50, (8,), device="cuda", generator=generator), None)
+
+    problem = Problem(inner, lambda lam, omega, index: (omega["x"] - 1).square().sum())
+    at = Point({"y": torch.zeros(2, device="cuda")}, {"x": torch.zeros(3, device="cuda")})
+    stored = iter([draw() for _ in range(20)])
+    algorithm = fsla.algorithms.fsla(fsla.rates.constant(0.01, 0.01, 0.01))
+    source = draw if bad == "item" else lambda: next(stored)
+    with pytest.warns(EngineWarning, match="cannot be had"):
+        made, state = make_engine("auto", algorithm, problem, source, generator, algorithm.init(problem, at, draw()))
+    assert isinstance(made, Eager)
+    assert made.advance(state, 5).is_finite()
+    torch.randn(2, device="cuda")  # and the generators still serve

@@ -49,8 +49,15 @@ RIDGE = {"softmax": 1e-3}
 
 
 def build(name: str, size: int, classes: int, *, seed: int, device: torch.device | str = "cpu") -> nn.Module:
-    """Returns a model with PyTorch's default initialisation, drawn on the CPU from the seed."""
+    """Returns a model with PyTorch's default initialisation, drawn on the CPU from the seed.
+
+    On a GPU kernels of several channels are laid out with their channels last, as cuDNN wants them.
+    """
     make = pick(name, MODELS, "model")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return make(size, classes).to(device)
+        model = make(size, classes).to(device)
+    for p in model.parameters():
+        if p.ndim == 4 and p.device.type == "cuda":  # not Module.to, which does it to single channels too
+            p.data = p.data.contiguous(memory_format=torch.channels_last)
+    return model

@@ -12,7 +12,8 @@ All give the same numbers to rounding: captured rates are tensors, and a compile
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 import torch
@@ -22,7 +23,7 @@ from fsla.checks import pick
 from fsla.problem import Oracles, Sample
 from fsla.solver import Algorithm, State
 from fsla.training.nest import copy_into, form, map_tensors, rebuild, tensors
-from fsla.training.program import Program, Step, with_tensor_k
+from fsla.training.program import CaptureError, Program, Step, with_tensor_k
 from fsla.wrap import Counted, Counts
 
 ENGINES = ("auto", "eager", "graph", "compile")
@@ -141,6 +142,8 @@ class CudaGraph:
             side.wait_stream(torch.cuda.current_stream(device))
             with torch.cuda.stream(side):
                 step(self._held, draw())
+                with _never_waiting():  # a capture that fails half-way leaves the generator unusable
+                    step(self._held, draw())
             torch.cuda.current_stream(device).wait_stream(side)
 
         def capture() -> None:
@@ -185,7 +188,7 @@ def make_engine(
         name: one of ENGINES.
         algorithm, problem, draw: what takes a step.
         generator: its device is where the run is. On a GPU `draw` must draw from it alone, on the device: the draw is
-            captured with the step, and a batch from elsewhere would be replayed for ever.
+            captured with the step.
         state: where the run stands.
         steps: how long the run is, for "auto"; None is long. Not what is left of it: a run that is resumed must go on
             with the engine that it began with.
@@ -239,6 +242,21 @@ class _Source:
     def settled(self) -> bool:
         return not self._next
 
+    def check_repeats(self, generator: torch.Generator) -> None:
+        """Raises unless the draw is the generator's alone: from one state of it, the same sample twice."""
+        random, drawn = generator.get_state(), list[Sample]()
+        for _ in range(2):
+            generator.set_state(random)
+            drawn.append(self.draw())
+        first, again = drawn
+        if form(first) != form(again) or not all(map(torch.equal, tensors(first), tensors(again))):
+            self._next += drawn  # not lost
+            raise CaptureError(
+                "What is drawn must come from the generator alone, on its device: the draw is captured with the step, "
+                "and a batch from elsewhere, such as a DataLoader, would be replayed for ever. Use engine='eager'."
+            )
+        generator.set_state(random)
+
     def __call__(self) -> Sample:
         return self._next.pop(0) if self._next else self.draw()
 
@@ -260,15 +278,36 @@ def _captured(
     if generator.device.type != "cuda":
         replay = Replay(step, problem, source, state, compiled=name == "compile")
         return replay.prepare(state, source.peek(), source.peek(1))
+    source.check_repeats(generator)
     if name == "graph":
         return CudaGraph(step, problem, source.draw, generator, state)
     random = generator.get_state()
     xi = source.draw()
     generator.set_state(random)
     program, calls, samples = _counting(problem, lambda: Program(step, with_tensor_k(state), xi, compiled=True))
+    _counting(problem, lambda: program.check(step, state, xi))
     graph = CudaGraph(program, problem, source.draw, generator, state)
     graph.counts = calls, samples
     return graph
+
+
+@contextmanager
+def _never_waiting() -> Iterator[None]:
+    """Makes an operation for which the host waits for the device, such as .item(), an error."""
+    mode = torch.cuda.get_sync_debug_mode()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # "a prototype feature"
+        torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    except RuntimeError as error:
+        first = str(error).strip().splitlines()[0]
+        raise CaptureError(
+            "The step cannot be captured: the host waits for the device in it. The losses and the rates must be "
+            f"functions of tensors on the device, without .item(), float() or an if on a tensor. ({first})"
+        ) from error
+    finally:
+        torch.cuda.set_sync_debug_mode(mode)
 
 
 def _counting(problem: Counted, f: Callable[[], Any]) -> tuple[Any, Counts, Counts]:

@@ -35,9 +35,14 @@ def simplify(graph: fx.Graph) -> None:
     graph.eliminate_dead_code()
 
 
+def mutates(node: fx.Node) -> bool:
+    """Whether an operation writes into one of its operands."""
+    return isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
+
+
 def without_mutation(graph: fx.Graph) -> bool:
     """Replaces operations that write in place; False if one cannot be, or not safely."""
-    found = [node for node in graph.nodes if _mutates(node)]
+    found = [node for node in graph.nodes if mutates(node)]
     replaced = []
     for node in found:
         packet, overload = node.target._schema.name.split("::")[1], node.target._overloadname
@@ -45,7 +50,7 @@ def without_mutation(graph: fx.Graph) -> bool:
         target = node.args[0]
         fresh = isinstance(target, fx.Node) and target.op == "call_function" and not _is_view(target)
         seen_through = fresh and any(_is_view(user) for user in target.users)
-        if plain is None or not packet.endswith("_") or not fresh or seen_through or _mutates(target):
+        if plain is None or not packet.endswith("_") or not fresh or seen_through or mutates(target):
             return False
         replaced.append((node, plain))
     for node, plain in replaced:
@@ -174,17 +179,13 @@ def _source(x: fx.Node) -> fx.Node:
     return x
 
 
-def _mutates(node: fx.Node) -> bool:
-    return isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
-
-
 def _is_view(node: fx.Node) -> bool:
     """Whether a node may look into another's memory."""
     if node.target is operator.getitem:
         return _is_view(node.args[0])  # type: ignore[arg-type]
     if not isinstance(node.target, torch._ops.OpOverload):
         return False
-    return any(r.alias_info is not None for r in node.target._schema.returns) and not _mutates(node)
+    return any(r.alias_info is not None for r in node.target._schema.returns) and not mutates(node)
 
 
 def _alike(a: fx.Node, b: fx.Node) -> bool:

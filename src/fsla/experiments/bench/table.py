@@ -134,8 +134,8 @@ def _steppers(
             problem = c.general if method == "textbook fsla" else c.problem
             try:
                 timed[Key(method, momentum, samples, engine)] = _stepper(c, problem, algorithm, samples, engine)
-            except RuntimeError as error:
-                notes.append(f"engine {engine}: {str(error).splitlines()[0]}")
+            except Exception as error:  # a compiler may fail in any way
+                notes.append(f"{method}, engine {engine}: {(str(error).strip() or repr(error)).splitlines()[0]}")
     return timed, notes
 
 
