@@ -9,11 +9,13 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 from fsla.checks import pick
 from fsla.problem import Batch, Inner, Oracles, Outer, Point
 from fsla.tree import Tree, axpy
+
+T = TypeVar("T")
 
 
 @dataclass
@@ -53,6 +55,15 @@ class Counted:
     def outer_at(self, at: Point, batch: Batch) -> Outer:
         self._count(batch, "outer_graphs")
         return cast(Outer, _CountedView(self._problem.outer_at(at, batch), batch, self._count))
+
+    def aside(self, f: Callable[[], T]) -> tuple[T, Counts, Counts]:
+        """Calls f; returns its result and what it asked for, and leaves the counts as they were."""
+        calls, samples = self.calls, self.samples
+        self.calls, self.samples = Counts(), Counts()
+        try:
+            return f(), self.calls, self.samples
+        finally:
+            self.calls, self.samples = calls, samples
 
     def _count(self, batch: Batch, *names: str) -> None:
         for name in names:

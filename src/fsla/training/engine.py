@@ -3,7 +3,7 @@
     eager     one by one from Python
     graph     a step captured once and replayed: on a GPU as a CUDA graph, with its batches and rates drawn and computed
               on the device, so that the host does nothing; on a CPU as a program, a list of tensor operations
-    compile   the program compiled (and on a GPU the compiled program captured)
+    compile   the program compiled; on a GPU in parts that run side by side, and captured
     auto      graph for runs of some length, compile for long ones where it is the faster one; eager otherwise
 
 All give the same numbers to rounding: captured rates are tensors, and a compiler orders sums in its own way.
@@ -12,8 +12,7 @@ All give the same numbers to rounding: captured rates are tensors, and a compile
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import torch
@@ -22,7 +21,8 @@ from torch import Tensor
 from fsla.checks import pick
 from fsla.problem import Oracles, Sample
 from fsla.solver import Algorithm, State
-from fsla.training.nest import copy_into, form, map_tensors, rebuild, tensors
+from fsla.training.cuda_graph import CudaGraph
+from fsla.training.nest import form, rebuild, tensors
 from fsla.training.program import CaptureError, Program, Step, with_tensor_k
 from fsla.wrap import Counted, Counts
 
@@ -87,7 +87,7 @@ class Replay:
         """Makes the program for samples of the form of xi, and checks it on another sample if that has the form."""
         program, *_ = self._program(xi)
         sample = other if form(other) == form(xi) else xi
-        _counting(self._problem, lambda: program.check(self._step, state, sample))
+        self._problem.aside(lambda: program.check(self._step, state, sample))
         return self
 
     def advance(self, state: State, n: int) -> State:
@@ -115,58 +115,10 @@ class Replay:
     def _program(self, xi: Sample) -> tuple[Program, Counts, Counts]:
         key = form(xi)
         if key not in self._programs:
-            program, *counts = _counting(
-                self._problem, lambda: Program(self._step, self._like, xi, compiled=self._compiled)
+            self._programs[key] = self._problem.aside(
+                lambda: Program(self._step, self._like, xi, compiled=self._compiled)
             )
-            self._programs[key] = (program, *counts)
         return self._programs[key]
-
-
-class CudaGraph:
-    """A step captured once and replayed by the device. The state lives in tensors that the graph writes to.
-
-    All that `draw` draws must come from the generator, on the device: it is captured with the rest.
-    """
-
-    stride, settled = 10, True
-
-    def __init__(
-        self, step: Step, problem: Counted, draw: Callable[[], Sample], generator: torch.Generator, state: State
-    ) -> None:
-        device, self._problem = generator.device, problem
-        self._held: State = map_tensors(torch.clone, with_tensor_k(state))
-        random = generator.get_state()
-
-        def warm_up() -> None:  # the first call on a side stream chooses kernels and fills the caches of libraries
-            side = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-            side.wait_stream(torch.cuda.current_stream(device))
-            with torch.cuda.stream(side):
-                step(self._held, draw())
-                with _never_waiting():  # a capture that fails half-way leaves the generator unusable
-                    step(self._held, draw())
-            torch.cuda.current_stream(device).wait_stream(side)
-
-        def capture() -> None:
-            with torch.cuda.graph(self._graph):
-                copy_into(self._held, step(self._held, draw()))
-
-        _counting(problem, warm_up)
-        generator.set_state(random)
-        self._graph = torch.cuda.CUDAGraph()
-        self._graph.register_generator_state(generator)
-        _, calls, samples = _counting(problem, capture)
-        self.counts = calls, samples
-        """What one step asks for."""
-
-    def advance(self, state: State, n: int) -> State:
-        copy_into(self._held, with_tensor_k(state))
-        for _ in range(n):
-            self._graph.replay()
-        calls, samples = self.counts
-        self._problem.calls = self._problem.calls.plus(n, calls)
-        self._problem.samples = self._problem.samples.plus(n, samples)
-        out: State = map_tensors(torch.clone, self._held)
-        return out._replace(k=state.k + n)
 
 
 def make_engine(
@@ -262,7 +214,7 @@ class _Source:
 
 
 def _first_step(algorithm: Algorithm, problem: Counted, state: State, source: _Source) -> State:
-    after, calls, samples = _counting(problem, lambda: algorithm.step(problem, with_tensor_k(state), source.peek()))
+    after, calls, samples = problem.aside(lambda: algorithm.step(problem, with_tensor_k(state), source.peek()))
     source()
     problem.calls, problem.samples = problem.calls.plus(1, calls), problem.samples.plus(1, samples)
     first: State = after._replace(k=1)
@@ -284,37 +236,8 @@ def _captured(
     random = generator.get_state()
     xi = source.draw()
     generator.set_state(random)
-    program, calls, samples = _counting(problem, lambda: Program(step, with_tensor_k(state), xi, compiled=True))
-    _counting(problem, lambda: program.check(step, state, xi))
+    program, calls, samples = problem.aside(lambda: Program(step, with_tensor_k(state), xi, compiled=True))
+    problem.aside(lambda: program.check(step, state, xi))
     graph = CudaGraph(program, problem, source.draw, generator, state)
     graph.counts = calls, samples
     return graph
-
-
-@contextmanager
-def _never_waiting() -> Iterator[None]:
-    """Makes an operation for which the host waits for the device, such as .item(), an error."""
-    mode = torch.cuda.get_sync_debug_mode()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # "a prototype feature"
-        torch.cuda.set_sync_debug_mode("error")
-    try:
-        yield
-    except RuntimeError as error:
-        first = str(error).strip().splitlines()[0]
-        raise CaptureError(
-            "The step cannot be captured: the host waits for the device in it. The losses and the rates must be "
-            f"functions of tensors on the device, without .item(), float() or an if on a tensor. ({first})"
-        ) from error
-    finally:
-        torch.cuda.set_sync_debug_mode(mode)
-
-
-def _counting(problem: Counted, f: Callable[[], Any]) -> tuple[Any, Counts, Counts]:
-    """Calls f; returns what it asked of the problem, and leaves the problem's own counts as they were."""
-    calls, samples = problem.calls, problem.samples
-    problem.calls, problem.samples = Counts(), Counts()
-    try:
-        return f(), problem.calls, problem.samples
-    finally:
-        problem.calls, problem.samples = calls, samples
