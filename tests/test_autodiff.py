@@ -1,3 +1,7 @@
+import gc
+import itertools
+import weakref
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -77,12 +81,62 @@ def test_each_oracle_is_computed_only_when_asked_and_from_one_graph():
     inner = Calls(lambda lam, omega, batch: (lam["a"] * omega["w"].square()).sum())
     outer = Calls(lambda lam, omega, batch: omega["w"].square().sum())
     problem, at = Problem(inner, outer), Point({"a": torch.ones(2)}, {"w": torch.ones(2)})
-    G, F = problem.inner_at(at, None), problem.outer_at(at, None)
-    assert (inner.count, outer.count) == (0, 0)
     v = {"w": torch.ones(2)}
-    for _ in range(3):
-        _ = G.grad, G.hvp(v), G.cross(v), G.hvp_cross(v), G.value, F.d_omega, F.d_lam, F.value
-    assert (inner.count, outer.count) == (1, 1)
+    for evaluations in (2, 1):  # at the first point it is found out that several products are asked for
+        inner.count = outer.count = 0
+        G, F = problem.inner_at(at, None), problem.outer_at(at, None)
+        assert (inner.count, outer.count) == (0, 0)
+        for _ in range(3):
+            _ = G.grad, G.hvp(v), G.cross(v), G.hvp_cross(v), G.value, F.d_omega, F.d_lam, F.value
+        assert (inner.count, outer.count) == (evaluations, 1)
+
+
+@pytest.mark.parametrize("mode", ["forward", "reverse"])
+def test_products_are_right_in_any_order(mode):
+    """A graph is given up with the first product, and is there again for whatever follows."""
+    v, u = {"w": normal(3, seed=1)}, {"a": normal(3, seed=2)}
+    at = Point({"a": normal(3)}, {"w": normal(3, seed=3)})
+    asked = {
+        "grad": lambda G: G.grad["w"],
+        "value": lambda G: G.value,
+        "hvp": lambda G: G.hvp(v)["w"],
+        "cross": lambda G: G.cross(v)["a"],
+        "hvp_cross": lambda G: torch.cat([G.hvp_cross(v)[0]["w"], G.hvp_cross(v)[1]["a"]]),
+        "cross_t": lambda G: G.cross_t(u)["w"],
+    }
+
+    def problem():
+        return Problem(lambda lam, omega, _: (lam["a"] * omega["w"] ** 3).sum(), lambda *a: a[1]["w"].sum(), mode=mode)
+
+    alone = {name: ask(problem().inner_at(at, None)) for name, ask in asked.items()}
+    assert torch.allclose(alone["hvp"], 6 * at.lam["a"] * at.omega["w"] * v["w"])
+    assert torch.allclose(alone["cross"], 3 * at.omega["w"] ** 2 * v["w"])
+    for order in itertools.permutations(asked):
+        G = problem().inner_at(at, None)
+        for name in order:
+            assert torch.allclose(asked[name](G), alone[name]), (order, name)
+
+
+def test_the_graph_is_given_up_with_the_only_product():
+    saved = []
+
+    class Square(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            ctx.save_for_backward(x)
+            saved.append(weakref.ref(ctx))
+            return x * x
+
+        @staticmethod
+        def backward(ctx, g):
+            return 2 * g * ctx.saved_tensors[0]
+
+    problem = Problem(lambda lam, omega, _: (lam["a"] * Square.apply(omega["w"])).sum(), lambda *a: a[1]["w"].sum())
+    G = problem.inner_at(Point({"a": torch.ones(2)}, {"w": torch.ones(2)}), None)
+    assert torch.equal(G.hvp({"w": torch.ones(2)})["w"], torch.full((2,), 2.0))
+    assert torch.equal(G.grad["w"], torch.full((2,), 2.0))
+    gc.collect()
+    assert all(ref() is None for ref in saved)
 
 
 def test_an_outer_loss_without_lam_saves_its_derivative():

@@ -1,7 +1,7 @@
 """The five oracles from two losses, by automatic differentiation. Which mode computes a product is decided here.
 
-    reverse   ∂_ω G is taken once with its graph kept; H v and J v are then one more reverse pass each over <∂_ω G, v>,
-              or one pass for both
+    reverse   ∂_ω G is taken with its graph; H v and J v are then one more reverse pass each over <∂_ω G, v>, or one
+              pass for both
     forward   H v is the derivative of ∂_ω G along v: one pass gives both and keeps no graph
 
 Reverse is the cheaper one on a CPU (2.4 SGD steps for ∂_ω G and H v on a small convolutional network, against 2.7; on
@@ -49,6 +49,8 @@ class Problem:
         self.inner_loss = inner_loss
         self.outer_loss = outer_loss
         self.direct = direct
+        self.several = False
+        """Whether several products are asked for at one point: found out, then kept. Graphs are held only if so."""
         self.mode = pick(mode, dict[str, Mode](auto="auto", forward="forward", reverse="reverse"), "mode")
 
     def inner_at(self, at: Point, batch: Batch) -> Inner:
@@ -64,6 +66,7 @@ class _Linearised:
     def __init__(self, problem: Problem, at: Point, batch: Batch) -> None:
         self._problem, self._batch = problem, batch
         self._lam, self._omega = _leaves(at.lam), _leaves(at.omega)
+        self._used = False
 
     def _loss(self, lam: Tree, omega: Tree) -> Tensor:
         return _evaluate(self._problem.inner_loss, lam, omega, self._batch, "inner loss G")
@@ -76,7 +79,7 @@ class _Linearised:
     def _grad(self) -> Tree:
         return _first(self._value, self._omega, "inner loss G", create_graph=True)
 
-    @property
+    @cached_property
     def value(self) -> Tensor:
         return self._value.detach()
 
@@ -105,7 +108,14 @@ class _Linearised:
         return _filled(_reached(grads), self._lam)
 
     def _pull(self, v: Tree, wrt: list[Tensor]) -> Sequence[Tensor | None]:
-        return _vjp(list(self._grad.values()), row(v, self._omega), wrt)
+        """The derivative of <∂_ω G, v>. Gives up the graph, piece by piece, unless more products may follow."""
+        self._problem.several |= self._used
+        self._used, keep = True, self._problem.several
+        grads = self._grad
+        if not keep:
+            self.value, self.grad = self._value.detach(), detach(grads)
+            del self._value, self._grad
+        return _vjp(list(grads.values()), row(v, self._omega), wrt, retain_graph=keep)
 
     @property
     def _on_gpu(self) -> bool:
@@ -217,12 +227,14 @@ def _first(value: Tensor, wrt: Tree, name: str, *, create_graph: bool = False, r
     return _filled(grads, wrt)
 
 
-def _vjp(outputs: Sequence[Tensor | None], seeds: list[Tensor], wrt: list[Tensor]) -> Sequence[Tensor | None]:
+def _vjp(
+    outputs: Sequence[Tensor | None], seeds: list[Tensor], wrt: list[Tensor], *, retain_graph: bool = True
+) -> Sequence[Tensor | None]:
     live = [(out, seed) for out, seed in zip(outputs, seeds, strict=True) if out is not None and out.requires_grad]
     if not live:
         return [None] * len(wrt)
     outs, grads = zip(*live, strict=True)
-    return torch.autograd.grad(outs, wrt, grads, retain_graph=True, allow_unused=True)
+    return torch.autograd.grad(outs, wrt, grads, retain_graph=retain_graph, allow_unused=True)
 
 
 def _reached(grads: Sequence[Tensor | None]) -> Sequence[Tensor | None]:
