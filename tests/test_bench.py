@@ -12,7 +12,7 @@ from fsla.experiments.bench.memory import peak_mb
 
 
 def test_the_command_prints_a_table_and_writes_rows(tmp_path):
-    out = tmp_path / "rows.json"
+    out = tmp_path / "new" / "rows.json"
     args = ["bench", "--problems", "softmax,quadratic", "--rounds", "2", "--device", "cpu", "--json", str(out)]
     done = subprocess.run([sys.executable, "-m", "fsla", *args], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr

@@ -146,6 +146,35 @@ def test_a_batch_of_another_shape_gets_its_own_program():
     assert float(tree.norm(tree.sub(a.at.omega, b.at.omega))) < 1e-13
 
 
+def test_a_form_of_batch_that_cannot_be_captured_is_stepped(monkeypatch):
+    monkeypatch.setitem(engines.PAYS, "cpu", {"graph": (0, 0.0)})
+    generator, data = torch.Generator(), normal(40, 3)
+    results = []
+
+    def inner(lam, omega, index):
+        gap = data[index] @ omega["w"] - lam["l"]
+        return gap.square().mean() * (1.0 if len(index) == 8 else 2.0 + 0.0 * gap[0].item())
+
+    problem = Problem(inner, lambda lam, omega, index: omega["w"].square().sum())
+    at = Point({"l": normal(1)}, {"w": normal(3, seed=1)})
+    algorithm = fsla.algorithms.fsla(fsla.rates.constant(0.1, 0.1, 0.1, 0.5))
+    for name in ("eager", "auto"):
+        sizes = iter([8] * 6 + [5, 8, 5, 5, 8])
+
+        def draw(sizes=sizes):
+            index = torch.randint(40, (next(sizes),), generator=generator)
+            return Sample.full(index, index)
+
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            results.append(run(name, algorithm, problem, at, draw, generator, 10))
+    (a, counts, _), (b, again, engine) = results
+    assert isinstance(engine, Replay)
+    assert [str(w.message).startswith("The engine 'graph' cannot be had for a batch") for w in said] == [True]
+    assert counts == again
+    assert float(tree.norm(tree.sub(a.at.omega, b.at.omega))) < 1e-13
+
+
 def test_programs_see_changed_data_but_hold_no_copy():
     """What a loss holds is an argument of the program: written to in place, it counts."""
     scale = torch.tensor(1.0, dtype=F64)
@@ -258,7 +287,7 @@ def test_auto_chooses_by_the_length_of_the_run_and_never_by_time():
     for steps, kind in ((10, Eager), (1000, Replay), (10**6, Replay)):
         engine, _ = make_engine("auto", algorithm, counted, source, generator, start, steps)
         assert type(engine) is kind
-    assert engine._compiled is False  # convolutions gain nothing from a compiler on a CPU
+    assert engine.name == "graph"  # convolutions gain nothing from a compiler on a CPU
 
 
 def test_rates_of_a_tensor_are_those_of_the_number():
@@ -296,7 +325,9 @@ def test_an_unknown_engine_gets_one_message():
 @pytest.mark.parametrize("method", ["fsla", "bp_3", "ns_1_3", "cg_2_3", "none"])
 def test_records_are_those_of_the_eager_run(method):
     spec = replace(TINY, method=method)
-    for a, b in zip(*(execute(spec, engine=e) for e in ("eager", "graph")), strict=True):
+    eager, graph = (execute(spec, engine=e) for e in ("eager", "graph"))
+    assert [r["engine"] for r in (eager[0], eager[-1], graph[-1])] == [None, "eager", "graph"]
+    for a, b in zip(eager, graph, strict=True):
         assert a["step"] == b["step"]
         assert a["oracles"] == b["oracles"]
         for key in ("valid_loss", "omega_norm", "weight_clean", "d_norm"):

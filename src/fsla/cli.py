@@ -175,6 +175,8 @@ def bench(
     ):
         for name in given:
             pick(name, dict.fromkeys(table), what)
+    if json_file is not None:
+        json_file.parent.mkdir(parents=True, exist_ok=True)  # now, rather than after minutes of measuring
     torch.set_num_threads(threads)
     if tf32:
         torch.set_float32_matmul_precision("high")

@@ -24,9 +24,15 @@ class CudaGraph:
     stride, settled = 10, True
 
     def __init__(
-        self, step: Step, problem: Counted, draw: Callable[[], Sample], generator: torch.Generator, state: State
+        self,
+        name: str,
+        step: Step,
+        problem: Counted,
+        draw: Callable[[], Sample],
+        generator: torch.Generator,
+        state: State,
     ) -> None:
-        device, self._problem = generator.device, problem
+        device, self.name, self._problem = generator.device, name, problem
         self._held: State = map_tensors(torch.clone, with_tensor_k(state))
         random = generator.get_state()
 

@@ -40,6 +40,8 @@ class EngineWarning(UserWarning):
 
 
 class Engine(Protocol):
+    name: str
+    """Which of ENGINES it is."""
     stride: int
     """How many steps to ask for at a time."""
 
@@ -54,7 +56,7 @@ class Engine(Protocol):
 
 
 class Eager:
-    stride = 1
+    name, stride = "eager", 1
 
     def __init__(self, algorithm: Algorithm, problem: Counted, draw: _Source) -> None:
         self._algorithm, self._problem, self._draw = algorithm, problem, draw
@@ -70,13 +72,15 @@ class Eager:
 
 
 class Replay:
-    """Programs, one for each form of sample that is drawn."""
+    """Programs, one for each form of sample that is drawn. Where `lenient`, a form without one is stepped eagerly."""
 
     stride = 1
 
-    def __init__(self, step: Step, problem: Counted, draw: _Source, state: State, *, compiled: bool) -> None:
-        self._step, self._problem, self._draw, self._compiled = step, problem, draw, compiled
-        self._like, self._programs = with_tensor_k(state), dict[Any, tuple[Program, Counts, Counts]]()
+    def __init__(
+        self, name: str, step: Step, problem: Counted, draw: _Source, state: State, *, lenient: bool = False
+    ) -> None:
+        self.name, self._step, self._problem, self._draw, self._lenient = name, step, problem, draw, lenient
+        self._like, self._programs = with_tensor_k(state), dict[Any, tuple[Program, Counts, Counts] | None]()
         self._last: tuple[State, list[Tensor]] | None = None
 
     @property
@@ -85,7 +89,7 @@ class Replay:
 
     def prepare(self, state: State, xi: Sample, other: Sample) -> Replay:
         """Makes the program for samples of the form of xi, and checks it on another sample if that has the form."""
-        program, *_ = self._program(xi)
+        program, *_ = self._programs[form(xi)] = self._made(xi)
         sample = other if form(other) == form(xi) else xi
         self._problem.aside(lambda: program.check(self._step, state, sample))
         return self
@@ -104,7 +108,10 @@ class Replay:
             parts = tensors(given)
         for _ in range(n):
             xi = self._draw()
-            program, calls, samples = self._program(xi)
+            if (found := self._found(xi)) is None:
+                parts = tensors(self._step(rebuild(self._like, parts), xi))
+                continue
+            program, calls, samples = found
             parts = program.run(parts, tensors(xi))
             self._problem.calls = self._problem.calls.plus(1, calls)
             self._problem.samples = self._problem.samples.plus(1, samples)
@@ -112,13 +119,21 @@ class Replay:
         self._last = after, parts
         return after
 
-    def _program(self, xi: Sample) -> tuple[Program, Counts, Counts]:
+    def _found(self, xi: Sample) -> tuple[Program, Counts, Counts] | None:
         key = form(xi)
         if key not in self._programs:
-            self._programs[key] = self._problem.aside(
-                lambda: Program(self._step, self._like, xi, compiled=self._compiled)
-            )
+            try:
+                self._programs[key] = self._made(xi)
+            except CaptureError as error:
+                if not self._lenient:
+                    raise
+                self._programs[key] = None
+                _warn(f"The engine {self.name!r} cannot be had for a batch of another form", error)
         return self._programs[key]
+
+    def _made(self, xi: Sample) -> tuple[Program, Counts, Counts]:
+        compiled = self.name == "compile"
+        return self._problem.aside(lambda: Program(self._step, self._like, xi, compiled=compiled))
 
 
 def make_engine(
@@ -165,13 +180,17 @@ def make_engine(
         try:
             if state.k == 0:  # after one step the state has its lasting form
                 state = _first_step(algorithm, problem, state, source)
-            return _captured(choice, algorithm, problem, source, generator, state), state
+            return _captured(choice, algorithm, problem, source, generator, state, lenient=name == "auto"), state
         except Exception as error:
             if name != "auto":
                 raise
-            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-            warnings.warn(f"The engine {choice!r} cannot be had: {reason}", EngineWarning, stacklevel=2)
+            _warn(f"The engine {choice!r} cannot be had", error)
     return Eager(algorithm, problem, source), state
+
+
+def _warn(what: str, error: Exception) -> None:
+    reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+    warnings.warn(f"{what}: {reason}", EngineWarning, stacklevel=3)
 
 
 class _Source:
@@ -222,22 +241,29 @@ def _first_step(algorithm: Algorithm, problem: Counted, state: State, source: _S
 
 
 def _captured(
-    name: str, algorithm: Algorithm, problem: Counted, source: _Source, generator: torch.Generator, state: State
+    name: str,
+    algorithm: Algorithm,
+    problem: Counted,
+    source: _Source,
+    generator: torch.Generator,
+    state: State,
+    *,
+    lenient: bool,
 ) -> Engine:
     def step(state: State, xi: Sample) -> State:
         return algorithm.step(problem, state, xi)
 
     if generator.device.type != "cuda":
-        replay = Replay(step, problem, source, state, compiled=name == "compile")
+        replay = Replay(name, step, problem, source, state, lenient=lenient)
         return replay.prepare(state, source.peek(), source.peek(1))
     source.check_repeats(generator)
     if name == "graph":
-        return CudaGraph(step, problem, source.draw, generator, state)
+        return CudaGraph(name, step, problem, source.draw, generator, state)
     random = generator.get_state()
     xi = source.draw()
     generator.set_state(random)
     program, calls, samples = problem.aside(lambda: Program(step, with_tensor_k(state), xi, compiled=True))
     problem.aside(lambda: program.check(step, state, xi))
-    graph = CudaGraph(program, problem, source.draw, generator, state)
+    graph = CudaGraph(name, program, problem, source.draw, generator, state)
     graph.counts = calls, samples
     return graph

@@ -56,14 +56,14 @@ def train(
 ) -> list[Record]:
     """Takes `steps` steps and returns a record for the start, for every `every`-th step and for the last.
 
-    A record has what `measure` returns, and `step`, `seconds`, `oracles` (calls so far) and `status`: "running",
-    "finished", "budget" (stopped at the wall-clock budget) or "diverged" (a measured quantity is not finite; it is
-    named).
+    A record has what `measure` returns, and `step`, `seconds`, `engine` (which took the steps before it), `oracles`
+    (calls so far) and `status`: "running", "finished", "budget" (stopped at the wall-clock budget) or "diverged" (a
+    measured quantity is not finite; it is named).
     """
     state, seconds, records = _resume(run, checkpoint)
     saved = time.monotonic()
     if not records:
-        records.append(_record(run, measure(state), state.k, seconds, "running"))
+        records.append(_record(run, measure(state), state.k, seconds, "running", None))
         on_measure(records[-1])
     motor: Engine | None = None
     if run.device.type == "cuda" and records[-1]["status"] == "running":
@@ -81,7 +81,8 @@ def train(
             seconds += time.perf_counter() - begun
             over = budget_s is not None and seconds > budget_s
         status = "finished" if state.k >= steps else "budget" if over else "running"
-        records.append(_record(run, measure(state), state.k, seconds, status))
+        name = None if motor is None else motor.name
+        records.append(_record(run, measure(state), state.k, seconds, status, name))
         on_measure(records[-1])
         due = status == "running" and motor is not None and motor.settled and time.monotonic() - saved >= SAVE_EVERY_S
         if checkpoint is not None and due:
@@ -108,10 +109,11 @@ def _resume(run: Run, checkpoint: Path | None) -> tuple[State, float, list[Recor
     return state, seconds, list(records)
 
 
-def _record(run: Run, measured: Record, step: int, seconds: float, status: str) -> Record:
+def _record(run: Run, measured: Record, step: int, seconds: float, status: str, engine: str | None) -> Record:
     bad = [name for name, x in measured.items() if isinstance(x, float) and not math.isfinite(x)]
     clean = {name: None if name in bad else x for name, x in measured.items()}
-    record = {"step": step, "seconds": seconds, "oracles": asdict(run.problem.calls), "status": status, **clean}
+    own = {"step": step, "seconds": seconds, "engine": engine, "oracles": asdict(run.problem.calls), "status": status}
+    record = own | clean
     return record | {"status": Diverged, "not_finite": bad} if bad else record
 
 
