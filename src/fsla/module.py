@@ -28,8 +28,6 @@ def functional(model: nn.Module) -> tuple[Tree, Callable[..., Any]]:
     trainable = {name: p.detach().clone() for name, p in model.named_parameters() if p.requires_grad}
     if not trainable:
         raise ValueError("model must have at least one parameter that requires a gradient. Got none.")
-    frozen = [name for name, _ in model.named_parameters() if name not in trainable]
-    held = [name for name, _ in model.named_buffers()]
     moving = [(name or "the model", m) for name, m in model.named_modules() if _moves(m)]
     shapes = {name: t.shape for name, t in trainable.items()}
     tried: set[bool] = set()
@@ -41,8 +39,8 @@ def functional(model: nn.Module) -> tuple[Tree, Callable[..., Any]]:
                 raise ValueError(
                     f"omega[{name!r}] must have shape {tuple(shapes[name])}. Got {tuple(t.shape)} instead."
                 )
-        fixed = {name: model.get_parameter(name).detach() for name in frozen}
-        buffers = {name: model.get_buffer(name) for name in held}
+        fixed = {name: p.detach() for name, p in model.named_parameters() if not p.requires_grad}
+        buffers = dict(model.named_buffers())
 
         def call() -> Any:
             return functional_call(model, {**fixed, **buffers, **omega}, inputs, named, strict=True)
