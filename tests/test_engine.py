@@ -15,7 +15,7 @@ from fsla.experiments.cleaning import RunSpec, execute
 from fsla.training import engine as engines
 from fsla.training.engine import Eager, EngineWarning, Replay, make_engine
 from fsla.training.nest import copy_into, form, map_tensors, rebuild, tensors
-from fsla.training.program import CaptureError
+from fsla.training.program import CaptureError, Program, with_tensor_k
 from support import F64, classifier, normal
 
 TINY = RunSpec(
@@ -227,9 +227,10 @@ def test_rates_that_a_program_would_freeze_are_found(rates):
         make_engine("graph", algorithm, problem, source, generator, algorithm.init(problem, at, source()))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, F64])
 @pytest.mark.parametrize("where", ["omega", "batch"])
-def test_numbers_that_a_program_would_freeze_are_found(where):
-    x = normal(40, 3)
+def test_numbers_that_a_program_would_freeze_are_found(where, dtype):
+    x = normal(40, 3).to(dtype)
 
     def inner(lam, omega, index):
         rows = x[torch.tensor(index.tolist())] if where == "batch" else x[index]
@@ -237,11 +238,37 @@ def test_numbers_that_a_program_would_freeze_are_found(where):
         return ((rows @ omega["w"]) * size - lam["l"]).square().mean()
 
     problem = Problem(inner, lambda lam, omega, index: (x[index] @ omega["w"]).square().mean())
-    at, generator = Point({"l": normal(1)}, {"w": normal(3, seed=1)}), torch.Generator().manual_seed(0)
+    at = Point({"l": normal(1).to(dtype)}, {"w": normal(3, seed=1).to(dtype)})
+    generator = torch.Generator().manual_seed(0)
     source = sampler("fsla", lambda: torch.randint(40, (8,), generator=generator))
     algorithm = fsla.algorithms.fsla(fsla.rates.constant(0.1, 0.1, 0.1, 0.5))
     with pytest.raises(RuntimeError, match="does not give the numbers of the step itself"):
         make_engine("graph", algorithm, problem, source, generator, algorithm.init(problem, at, source()))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "change", "good"), [(torch.float32, 5e-3, True), (F64, 1e-9, True), (F64, 5e-3, False)]
+)
+def test_rounding_passes_the_check(dtype, change, good):
+    """In single precision rounding may put a ReLU on its other side, which shows in H v at a few thousandths."""
+    problem, at, draw, _ = cleaning(dtype, convolution=False)
+    algorithm = fsla.algorithms.fsla(fsla.rates.constant(0.1, 0.1, 0.1))
+    xi = sampler("fsla", draw)()
+    state = algorithm.step(problem, algorithm.init(problem, at, xi), xi)
+
+    def step(state, xi):
+        return algorithm.step(problem, state, xi)
+
+    def otherwise(state, xi):
+        after = step(state, xi)
+        return after._replace(memory=tree.axpy(change, tree.sub(after.memory, state.memory), after.memory))
+
+    program = Program(otherwise, with_tensor_k(state), xi)
+    if good:
+        program.check(step, state, xi)
+    else:
+        with pytest.raises(CaptureError, match=r"in v"):
+            program.check(step, state, xi)
 
 
 def test_a_state_of_another_form_is_refused():

@@ -10,6 +10,7 @@ import json
 import statistics
 import time
 from collections.abc import Callable
+from copy import copy
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
@@ -190,7 +191,7 @@ def _stepper(c: Case, problem: Oracles, algorithm: Algorithm, samples: str, engi
     def draw() -> Sample:
         return Sample.draw(samples, c.inner, c.outer)  # type: ignore[arg-type]
 
-    counted = Counted(problem)
+    counted = Counted(copy(problem))  # a problem finds out what is asked of it, and remembers
     motor, state = make_engine(engine, algorithm, counted, draw, c.generator, algorithm.init(problem, c.at, draw()))
     held = [state]
 
