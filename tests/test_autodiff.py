@@ -117,6 +117,15 @@ def test_products_are_right_in_any_order(mode):
             assert torch.allclose(asked[name](G), alone[name]), (order, name)
 
 
+def test_a_refused_product_changes_nothing():
+    problem = Problem(lambda lam, omega, _: (lam["a"] * omega["w"] ** 3).sum(), lambda *a: a[1]["w"].sum())
+    G = problem.inner_at(Point({"a": torch.ones(2)}, {"w": torch.ones(2)}), None)
+    with pytest.raises(ValueError, match="same keys"):
+        G.hvp({"x": torch.ones(2)})
+    assert torch.equal(G.hvp({"w": torch.ones(2)})["w"], torch.full((2,), 6.0))
+    assert not problem.several
+
+
 def test_the_graph_is_given_up_with_the_only_product():
     saved = []
 

@@ -228,6 +228,67 @@ def test_rates_that_a_program_would_freeze_are_found(rates):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, F64])
+def test_slowly_falling_rates_that_a_program_would_freeze_are_found(dtype):
+    problem, at, draw, generator = cleaning(dtype, convolution=False)
+
+    def rates(k):
+        tau = 0.1 / np.interp(np.asarray(k.tolist() if isinstance(k, torch.Tensor) else k), [0, 2000], [1, 9])
+        return fsla.rates.Rates(0.1, float(tau), 0.1, 0.5)
+
+    algorithm, source = fsla.algorithms.fsla(rates), sampler("fsla", draw)
+    with pytest.raises(CaptureError, match="does not give the numbers"):
+        make_engine("graph", algorithm, problem, source, generator, algorithm.init(problem, at, source()))
+
+
+def test_rates_that_end_are_checked_as_far_as_they_go():
+    problem, at, draw, generator = cleaning(convolution=False)
+    table = torch.linspace(0.1, 0.01, 40, dtype=F64)
+
+    def rates(k):
+        return fsla.rates.Rates(0.1, table.index_select(0, torch.as_tensor(k).long().reshape(1))[0], 0.1, 0.5)
+
+    algorithm, source = fsla.algorithms.fsla(rates), sampler("fsla", draw)
+    start = algorithm.init(problem, at, source())
+    engine, state = make_engine("graph", algorithm, problem, source, generator, start)
+    assert engine.advance(state, 10).is_finite()
+
+
+def test_a_later_form_of_batch_is_checked_too():
+    x, sizes = normal(40, 3), iter([8] * 8 + [5] * 4)
+    generator = torch.Generator().manual_seed(0)
+
+    def inner(lam, omega, index):
+        rows = x[torch.tensor(index.tolist())] if len(index) == 5 else x[index]
+        return (rows @ omega["w"] - lam["l"]).square().mean()
+
+    def draw():
+        index = torch.randint(40, (next(sizes),), generator=generator)
+        return Sample.full(index, index)
+
+    problem = Problem(inner, lambda lam, omega, index: (x[index] @ omega["w"]).square().mean())
+    at, algorithm = (
+        Point({"l": normal(1)}, {"w": normal(3, seed=1)}),
+        fsla.algorithms.soba(fsla.rates.constant(0.1, 0.1, 0.1)),
+    )
+    engine, state = make_engine("graph", algorithm, problem, draw, generator, algorithm.init(problem, at, draw()))
+    with pytest.raises(CaptureError, match="does not give the numbers"):
+        engine.advance(state, 10)
+
+
+def test_a_program_that_gives_nan_is_refused():
+    problem, at, draw, _ = cleaning(convolution=False)
+    algorithm, xi = fsla.algorithms.fsla(fsla.rates.constant(0.1, 0.1, 0.1)), sampler("fsla", draw)()
+    state = algorithm.step(problem, algorithm.init(problem, at, xi), xi)
+
+    def broken(state, xi):
+        after = algorithm.step(problem, state, xi)
+        return after._replace(d=tree.scale(float("nan"), after.d))
+
+    with pytest.raises(CaptureError, match="in d"):
+        Program(broken, with_tensor_k(state), xi).check(lambda s, x: algorithm.step(problem, s, x), state, xi)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, F64])
 @pytest.mark.parametrize("where", ["omega", "batch"])
 def test_numbers_that_a_program_would_freeze_are_found(where, dtype):
     x = normal(40, 3).to(dtype)
@@ -391,6 +452,11 @@ def test_what_is_drawn_from_elsewhere_is_found_and_not_lost():
     with pytest.raises(CaptureError, match="from the generator alone"):
         bad.check_repeats(generator)
     assert [int(bad().inner) for _ in range(5)] == [0, 1, 2, 3, 4]
+    single = iter([7])
+    short = engines._Source(lambda: Sample.full(torch.tensor(next(single)), None))
+    with pytest.raises(StopIteration):
+        short.check_repeats(generator)
+    assert int(short().inner) == 7
 
 
 @pytest.mark.gpu

@@ -1,5 +1,8 @@
 """A program in parts computes what the whole does, and its parts need nothing of one another."""
 
+import gc
+import weakref
+
 import pytest
 import torch
 from torch import fx
@@ -60,6 +63,15 @@ def test_what_writes_in_place_stays_whole():
         return [a, b]
 
     assert parts(f, (normal(3, 3), normal(5, 3, seed=1), normal(4, 3, seed=2)), [[1], [2]])[1] is None
+
+
+def test_nothing_is_held_between_calls():
+    args = [normal(3, 3), normal(5, 3, seed=1), normal(4, 3, seed=2)]
+    run = SideBySide(parts(step, args, [[1], [2]])[1], as_is, CPU)
+    alive = [weakref.ref(t) for t in (*args, *run(*args))]
+    del args
+    gc.collect()
+    assert all(ref() is None for ref in alive)
 
 
 def test_every_part_is_compiled_once():

@@ -72,11 +72,14 @@ def test_one_seed_gives_the_same_records_twice(method):
     assert json.loads(json.dumps(one)) == one
 
 
-@pytest.mark.parametrize("method", ["fsla", "bp_3", "cg_2_3"])
-@pytest.mark.parametrize("stop", [4, 12, 16])
-def test_a_stopped_run_ends_with_the_same_records(tmp_path, monkeypatch, method, stop):
+@pytest.mark.parametrize(
+    ("method", "samples", "engine", "stop"),
+    [(method, "independent", "auto", stop) for method in ("fsla", "bp_3", "cg_2_3") for stop in (4, 12, 16)]
+    + [(method, samples, "graph", 12) for method in ("fsla", "cg_1_3", "ns_2_3") for samples in ("grouped", "shared")],
+)
+def test_a_stopped_run_ends_with_the_same_records(tmp_path, monkeypatch, method, samples, engine, stop):
     monkeypatch.setattr("fsla.training.loop.SAVE_EVERY_S", 0.0)
-    spec = RunSpec(**{**TINY.__dict__, "method": method})
+    spec = RunSpec(**{**TINY.__dict__, "method": method, "samples": samples})
 
     class Killed(Exception):
         pass
@@ -86,11 +89,11 @@ def test_a_stopped_run_ends_with_the_same_records(tmp_path, monkeypatch, method,
             raise Killed
 
     with pytest.raises(Killed):
-        execute(spec, checkpoint=tmp_path / "part", on_measure=kill)
+        execute(spec, checkpoint=tmp_path / "part", on_measure=kill, engine=engine)
     seen = []
-    resumed = execute(spec, checkpoint=tmp_path / "part", on_measure=lambda r: seen.append(r["step"]))
+    resumed = execute(spec, checkpoint=tmp_path / "part", on_measure=lambda r: seen.append(r["step"]), engine=engine)
     assert 0 not in seen or stop == 4  # it went on from its checkpoint
-    assert timeless(resumed) == timeless(execute(spec))
+    assert timeless(resumed) == timeless(execute(spec, engine=engine))
 
 
 def test_a_killed_command_resumes_to_the_same_records(tmp_path):

@@ -109,13 +109,13 @@ class _Linearised:
 
     def _pull(self, v: Tree, wrt: list[Tensor]) -> Sequence[Tensor | None]:
         """The derivative of <∂_ω G, v>. Gives up the graph, piece by piece, unless more products may follow."""
+        seeds, grads = row(v, self._omega), self._grad
         self._problem.several |= self._used
         self._used, keep = True, self._problem.several
-        grads = self._grad
         if not keep:
             self.value, self.grad = self._value.detach(), detach(grads)
             del self._value, self._grad
-        return _vjp(list(grads.values()), row(v, self._omega), wrt, retain_graph=keep)
+        return _vjp(list(grads.values()), seeds, wrt, retain_graph=keep)
 
     @property
     def _on_gpu(self) -> bool:
@@ -125,7 +125,7 @@ class _Linearised:
         """A product in forward mode, or None: where reverse mode is asked for, cheaper (its graph may be there already)
         or, PyTorch having no forward mode for an operation, the only one."""
         mode = self._problem.mode
-        if "_grad" in self.__dict__ or not (mode == "forward" or (mode == "auto" and by_itself)):
+        if self._used or "_grad" in self.__dict__ or not (mode == "forward" or (mode == "auto" and by_itself)):
             return None
         try:
             return compute()

@@ -49,8 +49,10 @@ class CudaGraph:
             with torch.cuda.graph(self._graph):
                 copy_into(self._held, step(self._held, draw()))
 
-        problem.aside(warm_up)
-        generator.set_state(random)
+        try:
+            problem.aside(warm_up)
+        finally:
+            generator.set_state(random)
         self._graph = torch.cuda.CUDAGraph()
         self._graph.register_generator_state(generator)
         _, calls, samples = problem.aside(capture)
@@ -79,6 +81,8 @@ def never_waiting() -> Iterator[None]:
         yield
     except RuntimeError as error:
         first = str(error).strip().splitlines()[0]
+        if "synchroniz" not in first:
+            raise
         raise CaptureError(
             "The step cannot be captured: the host waits for the device in it. The losses and the rates must be "
             f"functions of tensors on the device, without .item(), float() or an if on a tensor. ({first})"

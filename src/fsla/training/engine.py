@@ -22,7 +22,7 @@ from fsla.checks import pick
 from fsla.problem import Oracles, Sample
 from fsla.solver import Algorithm, State
 from fsla.training.cuda_graph import CudaGraph
-from fsla.training.nest import form, rebuild, tensors
+from fsla.training.nest import form, map_tensors, rebuild, tensors
 from fsla.training.program import CaptureError, Program, Step, with_tensor_k
 from fsla.wrap import Counted, Counts
 
@@ -89,9 +89,8 @@ class Replay:
 
     def prepare(self, state: State, xi: Sample, other: Sample) -> Replay:
         """Makes the program for samples of the form of xi, and checks it on another sample if that has the form."""
-        program, *_ = self._programs[form(xi)] = self._made(xi)
-        sample = other if form(other) == form(xi) else xi
-        self._problem.aside(lambda: program.check(self._step, state, sample))
+        self._problem.aside(lambda: self._step(state, xi))  # a problem finds out what is asked of it: before tracing
+        self._programs[form(xi)] = self._made(state, xi, other if form(other) == form(xi) else _other(xi))
         return self
 
     def advance(self, state: State, n: int) -> State:
@@ -106,9 +105,9 @@ class Replay:
                     "same order, shapes and dtypes. It has not. Make an engine for it."
                 )
             parts = tensors(given)
-        for _ in range(n):
+        for i in range(n):
             xi = self._draw()
-            if (found := self._found(xi)) is None:
+            if (found := self._found(xi, parts, state.k + i)) is None:
                 parts = tensors(self._step(rebuild(self._like, parts), xi))
                 continue
             program, calls, samples = found
@@ -119,21 +118,26 @@ class Replay:
         self._last = after, parts
         return after
 
-    def _found(self, xi: Sample) -> tuple[Program, Counts, Counts] | None:
-        key = form(xi)
-        if key not in self._programs:
-            try:
-                self._programs[key] = self._made(xi)
-            except CaptureError as error:
-                if not self._lenient:
-                    raise
+    def _found(self, xi: Sample, parts: list[Tensor], k: int) -> tuple[Program, Counts, Counts] | None:
+        key: Any = None
+        try:
+            key = form(xi)
+            if key not in self._programs:
+                self._programs[key] = self._made(rebuild(self._like, parts)._replace(k=k), xi, _other(xi))
+        except Exception as error:
+            if not self._lenient:
+                raise
+            if key not in self._programs:
                 self._programs[key] = None
                 _warn(f"The engine {self.name!r} cannot be had for a batch of another form", error)
         return self._programs[key]
 
-    def _made(self, xi: Sample) -> tuple[Program, Counts, Counts]:
+    def _made(self, state: State, xi: Sample, other: Sample) -> tuple[Program, Counts, Counts]:
+        """The program for samples of the form of xi, checked on another of that form, and what it asks for."""
         compiled = self.name == "compile"
-        return self._problem.aside(lambda: Program(self._step, self._like, xi, compiled=compiled))
+        made = self._problem.aside(lambda: Program(self._step, self._like, xi, compiled=compiled))
+        self._problem.aside(lambda: made[0].check(self._step, state, other))
+        return made
 
 
 def make_engine(
@@ -193,6 +197,12 @@ def _warn(what: str, error: Exception) -> None:
     warnings.warn(f"{what}: {reason}", EngineWarning, stacklevel=3)
 
 
+def _other(xi: Sample) -> Sample:
+    """Another sample of the same form: the first half of each batch, every row twice."""
+    twice: Sample = map_tensors(lambda t: t[torch.arange(len(t), device=t.device) // 2] if t.ndim else t, xi)
+    return twice
+
+
 class _Source:
     """Samples, the next of which can be looked at without being lost."""
 
@@ -215,17 +225,17 @@ class _Source:
 
     def check_repeats(self, generator: torch.Generator) -> None:
         """Raises unless the draw is the generator's alone: from one state of it, the same sample twice."""
-        random, drawn = generator.get_state(), list[Sample]()
+        random = generator.get_state()
         for _ in range(2):
             generator.set_state(random)
-            drawn.append(self.draw())
-        first, again = drawn
+            self._next.append(self.draw())  # not lost, if it does not repeat
+        *before, first, again = self._next
         if form(first) != form(again) or not all(map(torch.equal, tensors(first), tensors(again))):
-            self._next += drawn  # not lost
             raise CaptureError(
                 "What is drawn must come from the generator alone, on its device: the draw is captured with the step, "
                 "and a batch from elsewhere, such as a DataLoader, would be replayed for ever. Use engine='eager'."
             )
+        self._next = before
         generator.set_state(random)
 
     def __call__(self) -> Sample:

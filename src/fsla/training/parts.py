@@ -82,6 +82,10 @@ class SideBySide(fx.Interpreter):
         self._at_work.clear()
 
     def __call__(self, *args: Tensor) -> list[Tensor]:
-        out = list(self.run(*args))
-        self._wait()
-        return out
+        try:
+            out = list(self.run(*args))
+            self._wait()
+            return out
+        finally:  # an interpreter would hold the arguments and the results until the next call
+            self._at_work.clear()
+            self.env, self.args_iter = {}, iter(())
