@@ -141,7 +141,7 @@ class _Linearised:
             omega = _duals(self._omega, v)
             grads = _first(self._loss(detach(self._lam), omega), omega, "inner loss G")
             parts = {name: forward.unpack_dual(g) for name, g in grads.items()}  # type: ignore[no-untyped-call]
-            self.__dict__["grad"] = {name: primal.detach() for name, (primal, _) in parts.items()}
+            self.grad = {name: primal.detach() for name, (primal, _) in parts.items()}
             return _filled([None if t is None else t.detach() for _, t in parts.values()], self._omega)
 
 
@@ -165,7 +165,7 @@ class _Evaluated:
         last = self._problem.direct is False  # nothing else will be asked of the graph
         grads = detach(_first(self._value, self._omega, "outer loss F", retain_graph=not last))
         if last:
-            self.__dict__["_value"] = self._value.detach()
+            self._value = self._value.detach()
         return grads
 
     @cached_property

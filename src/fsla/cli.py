@@ -36,8 +36,6 @@ Model = Annotated[
     str | None, typer.Option(help="'cnn', 'cnn-small', 'cnn4' or 'softmax', in the place of the scale's.")
 ]
 Budget = Annotated[float | None, typer.Option(help="Wall-clock seconds after which a run is stopped.")]
-
-
 Engine = Annotated[str, typer.Option(help="'auto', 'eager', 'graph' (captured steps) or 'compile'.")]
 
 

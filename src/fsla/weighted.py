@@ -175,7 +175,7 @@ class _Composed(_Weighted):
             r = _first(problem.regulariser(self._omega), self._omega, "regulariser", create_graph=True)
             bend = _filled(_vjp(list(r.values()), row(v, self._omega), leaves), self._omega)
             product, grad = axpy(1.0, bend, product), axpy(1.0, detach(r), grad)
-        self.__dict__["grad"] = grad
+        self.grad = grad
         return product
 
 

@@ -65,6 +65,10 @@ class Counted:
         finally:
             self.calls, self.samples = calls, samples
 
+    def add(self, n: int, calls: Counts, samples: Counts) -> None:
+        """Counts what was asked for n times."""
+        self.calls, self.samples = self.calls.plus(n, calls), self.samples.plus(n, samples)
+
     def _count(self, batch: Batch, *names: str) -> None:
         for name in names:
             setattr(self.calls, name, getattr(self.calls, name) + 1)

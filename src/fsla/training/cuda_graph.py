@@ -63,9 +63,7 @@ class CudaGraph:
         copy_into(self._held, with_tensor_k(state))
         for _ in range(n):
             self._graph.replay()
-        calls, samples = self.counts
-        self._problem.calls = self._problem.calls.plus(n, calls)
-        self._problem.samples = self._problem.samples.plus(n, samples)
+        self._problem.add(n, *self.counts)
         out: State = map_tensors(torch.clone, self._held)
         return out._replace(k=state.k + n)
 

@@ -112,8 +112,7 @@ class Replay:
                 continue
             program, calls, samples = found
             parts = program.run(parts, tensors(xi))
-            self._problem.calls = self._problem.calls.plus(1, calls)
-            self._problem.samples = self._problem.samples.plus(1, samples)
+            self._problem.add(1, calls, samples)
         after: State = rebuild(self._like, parts)._replace(k=state.k + n)
         self._last = after, parts
         return after
@@ -153,7 +152,7 @@ def make_engine(
     """Returns the engine of a name, and the state from which it goes on: at k = 0 all but "eager" take the first step.
 
     A captured step is a function of tensors: losses that ask for numbers, and rates that need a whole number k, cannot
-    be captured. A program is checked against the step itself, once.
+    be captured. A program is checked against the step itself before it is used.
 
     Args:
         name: one of ENGINES.
@@ -245,7 +244,7 @@ class _Source:
 def _first_step(algorithm: Algorithm, problem: Counted, state: State, source: _Source) -> State:
     after, calls, samples = problem.aside(lambda: algorithm.step(problem, with_tensor_k(state), source.peek()))
     source()
-    problem.calls, problem.samples = problem.calls.plus(1, calls), problem.samples.plus(1, samples)
+    problem.add(1, calls, samples)
     first: State = after._replace(k=1)
     return first
 
@@ -273,7 +272,7 @@ def _captured(
     xi = source.draw()
     generator.set_state(random)
     program, calls, samples = problem.aside(lambda: Program(step, with_tensor_k(state), xi, compiled=True))
-    problem.aside(lambda: program.check(step, state, xi))
+    problem.aside(lambda: program.check(step, state, _other(xi)))
     graph = CudaGraph(name, program, problem, source.draw, generator, state)
     graph.counts = calls, samples
     return graph
