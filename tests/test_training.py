@@ -13,10 +13,9 @@ import torch
 import fsla
 from fsla import Sample
 from fsla.data import TaskSpec, make_task
-from fsla.experiments.cleaning import RunSpec, execute, parse, prepare
+from fsla.experiments.cleaning import RunSpec, execute, parse, prepare, warm_up
 from fsla.training import load_checkpoint, save_checkpoint
 from fsla.training.checkpoint import CheckpointError
-from fsla.training.loop import warm_up
 from support import network
 
 TINY = RunSpec(
@@ -251,9 +250,7 @@ def test_a_captured_run_that_is_stopped_at_once_resumes_to_the_same_records(tmp_
 def test_a_step_before_the_clock_starts_leaves_no_trace():
     spec = RunSpec(TaskSpec("digits", n_train=60, n_valid=40), model="softmax", steps=4, batch=8)
     run, _ = prepare(spec, make_task(spec.task))
-    state = run.start()
-    random, calls, lam = run.generator.get_state(), run.problem.calls, state.at.lam["weight_logits"].clone()
-    warm_up(run, state)
+    random = run.generator.get_state()
+    warm_up(run)
     assert torch.equal(run.generator.get_state(), random)
-    assert run.problem.calls == calls == fsla.Counts()
-    assert torch.equal(state.at.lam["weight_logits"], lam)
+    assert run.problem.calls == run.problem.samples == fsla.Counts()

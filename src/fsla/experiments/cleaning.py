@@ -205,6 +205,13 @@ def _for_trail(xi: Sample, state: State) -> Sample:
     return xi._replace(hvp=Batches([xi.hvp] * len(state.at.trail))) if state.at.trail else xi
 
 
+def warm_up(run: Run) -> None:
+    """Takes a step and throws it away, so that what libraries load on their first call is not on the run's clock."""
+    random = run.generator.get_state()
+    run.problem.aside(lambda: run.algorithm.step(run.problem, run.start(), run.draw()))
+    run.generator.set_state(random)
+
+
 def execute(
     spec: RunSpec,
     *,
@@ -221,6 +228,7 @@ def execute(
     """
     task = make_task(spec.task, data_dir=data_dir, device=device, images=images)
     run, reweighting = prepare(spec, task)
+    warm_up(run)
     measure = measurer(spec, task, run, reweighting)
     facts: dict[str, Any] = {
         "origin": task.origin,

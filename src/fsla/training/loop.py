@@ -1,9 +1,8 @@
 """The loop around an algorithm's steps.
 
-The clock runs only while steps are taken: capturing a graph is inside it; measuring, saving and what a GPU's libraries
-load on their first call are outside. All randomness comes from the run's generator, whose state is saved with the rest:
-on a CPU, a run that is killed and started again ends with the records of one that was not, times aside. (On a GPU some
-kernels add in no fixed order.)
+The clock runs only while steps are taken: capturing a graph is inside it, measuring and saving are outside. All
+randomness comes from the run's generator, whose state is saved with the rest: on a CPU, a run that is killed and
+started again ends with the records of one that was not, times aside. (On a GPU some kernels add in no fixed order.)
 """
 
 from __future__ import annotations
@@ -66,8 +65,6 @@ def train(
         records.append(_record(run, measure(state), state.k, seconds, "running", None))
         on_measure(records[-1])
     motor: Engine | None = None
-    if run.device.type == "cuda" and records[-1]["status"] == "running":
-        warm_up(run, state)
     while records[-1]["status"] == "running":
         goal, over = min(steps, (state.k // every + 1) * every), False
         while state.k < goal and not over:
@@ -90,14 +87,6 @@ def train(
             save_checkpoint(checkpoint, (state, run.generator.get_state(), seconds, tuple(records), *counts))
             saved = time.monotonic()
     return records
-
-
-def warm_up(run: Run, state: State) -> None:
-    """Takes a step and throws it away; the generator and the counts are left as they were."""
-    random = run.generator.get_state()
-    run.problem.aside(lambda: run.algorithm.step(run.problem, state, run.draw()))
-    wait(run.device)
-    run.generator.set_state(random)
 
 
 def _resume(run: Run, checkpoint: Path | None) -> tuple[State, float, list[Record]]:
