@@ -38,10 +38,17 @@ class State(NamedTuple):
 
 
 class Algorithm(Protocol):
-    """What every algorithm is: a start and a pure step."""
+    """What every algorithm is: a start, a schedule and a pure step.
 
+    `step` is `move` with the rates of the state's k. `move` itself never reads k, so that a captured step serves every
+    k: the rates are computed from a whole number outside of it and handed in, as numbers or as 0-d tensors.
+    """
+
+    @property
+    def rates(self) -> Callable[[int], Rates]: ...
     def init(self, problem: Oracles, at: Point, xi: Sample) -> State: ...
     def step(self, problem: Oracles, state: State, xi: Sample) -> State: ...
+    def move(self, problem: Oracles, state: State, xi: Sample, rate: Rates) -> State: ...
 
 
 @dataclass(frozen=True)
@@ -68,9 +75,11 @@ class Solver:
         return State(0, at, self.inner.init(at), memory, d)
 
     def step(self, problem: Oracles, state: State, xi: Sample) -> State:
+        return self.move(problem, state, xi, self.rates(state.k))
+
+    def move(self, problem: Oracles, state: State, xi: Sample, rate: Rates) -> State:
         if xi.repeats:
             problem = Shared(problem, keep=self.inner.revisited)
-        rate = self.rates(state.k)
         here = Point(self._projected(axpy(-rate.alpha, state.d, state.at.lam)), state.at.omega)  # line 3
 
         def advance(at: Point) -> Any:  # line 7

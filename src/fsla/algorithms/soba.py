@@ -35,7 +35,10 @@ class Soba:
         return State(0, at, None, zeros_like(at.omega), zeros_like(at.lam))
 
     def step(self, problem: Oracles, state: State, xi: Sample) -> State:
-        rate, v = self.rates(state.k), state.memory
+        return self.move(problem, state, xi, self.rates(state.k))
+
+    def move(self, problem: Oracles, state: State, xi: Sample, rate: Rates) -> State:
+        v = state.memory
         inner, outer = problem.inner_at(state.at, xi.inner), problem.outer_at(state.at, xi.outer_omega)
         hv, jv = inner.hvp_cross(v)
         new = sub(outer.d_lam, jv)

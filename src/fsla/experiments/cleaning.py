@@ -105,7 +105,10 @@ class FixedWeights:
         return State(0, at, None, None, zeros_like(at.lam))
 
     def step(self, problem: Oracles, state: State, xi: Sample) -> State:
-        at, _ = Descent().run(problem, state.at, None, xi, self.rates(state.k).tau)
+        return self.move(problem, state, xi, self.rates(state.k))
+
+    def move(self, problem: Oracles, state: State, xi: Sample, rate: Rates) -> State:
+        at, _ = Descent().run(problem, state.at, None, xi, rate.tau)
         return state._replace(k=state.k + 1, at=at)
 
 
