@@ -67,7 +67,7 @@ def test_large_problems_take_the_iterative_path(monkeypatch, case):
 
 
 def spectrum(problem, at, train):
-    values = torch.linalg.eigvalsh(hessian_matrix(problem.inner_at(at, train), at.omega))
+    values = torch.linalg.eigvalsh(hessian_matrix(problem.inner_at(at, train).hvp, at.omega))
     return float(values[0]), float(values[-1])
 
 
@@ -96,7 +96,7 @@ def test_cg_converges_at_the_rate_of_the_theory_and_is_exact_at_n(case):
     mu, L = spectrum(problem, here, train)
     rate = ((L / mu) ** 0.5 - 1) / ((L / mu) ** 0.5 + 1)
     v_star = tree.flatten(exact.v)
-    H = hessian_matrix(problem.inner_at(here, train), here.omega)
+    H = hessian_matrix(problem.inner_at(here, train).hvp, here.omega)
     for K in range(1, 8):
         h = fsla.hypergradient(problem, here, train, valid, "cg", steps=K)
         gap = tree.flatten(h.v) - v_star
@@ -254,15 +254,15 @@ def test_the_check_covers_every_method_and_prints_a_table(case):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         report = fsla.check_hypergradient(problem, at, train, valid, steps=(5, 50))
-    assert {r.method for r in report.rows} == METHODS.keys() - {"exact"}
+    assert {r.method for r in report.lines} == METHODS.keys() - {"exact"}
     assert report.difference < 1e-6
-    by = {(r.method, r.steps): r for r in report.rows}
+    by = {(r.method, r.steps): r for r in report.lines}
     assert by["cg", 50].error_at_minimum < 1e-10
     assert by["implicit", None].error_at_minimum < 1e-12
     assert by["neumann", 50].error_at_minimum < by["neumann", 5].error_at_minimum
     text = str(report)
     assert all(method in text for method in METHODS)
-    assert len(text.splitlines()) == 4 + len(report.rows)
+    assert len(text.splitlines()) == 4 + len(report.lines)
 
 
 def test_the_check_sees_a_wrong_gradient():
@@ -338,7 +338,7 @@ def test_odd_arguments_get_one_message():
     with pytest.raises(KeyError) as error:
         fsla.hypergradient(problem, Point(at.lam, {"v": at.omega["w"]}), batch, batch)
     assert "while the inner loss G was called with lam ['r'] and omega ['v']" in error.value.__notes__[0]
-    assert len(fsla.check_hypergradient(problem, at, batch, batch, steps=3).rows) == 6
+    assert len(fsla.check_hypergradient(problem, at, batch, batch, steps=3).lines) == 6
 
 
 def test_an_ill_conditioned_system_in_float32_is_named_for_what_it_is():

@@ -8,13 +8,13 @@ from fsla.estimators import Unrolled
 from fsla.formulation import (
     Term,
     adjoint_recursion,
-    apply_rows,
+    apply_matrix,
     backward_sum,
     forward_sum,
     matrix_recursion,
     vector_recursion,
 )
-from fsla.problem import Sample
+from fsla.sample import Sample
 from support import normal, ridge_logistic
 
 
@@ -48,7 +48,7 @@ def test_backward_sum_equals_matrix_and_adjoint_recursions(lemma):
     by_sum = backward_sum(terms, p, d_lam)
     assert close(adjoint_recursion(reversed(terms), p, d_lam), by_sum)
     rows = matrix_recursion(terms, at.lam, at.omega)
-    assert close(tree.sub(d_lam, apply_rows(rows, p, at.lam)), by_sum)
+    assert close(tree.sub(d_lam, apply_matrix(rows, p, at.lam)), by_sum)
 
 
 def test_forward_sum_equals_the_vector_recursion(lemma):

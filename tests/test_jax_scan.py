@@ -8,13 +8,14 @@ import pytest
 import torch
 
 from fsla import algorithms
+from fsla.counted import Counted
 from fsla.experiments.bench import jax_scan
 from fsla.experiments.bench.jax_scan import Batches, State, seconds_a_step
-from fsla.problem import Point, Sample
+from fsla.problem import Point
 from fsla.problems import Reweighting, Synthetic
 from fsla.problems.networks import RIDGE, build
 from fsla.rates import constant
-from fsla.wrap import Counted
+from fsla.sample import Sample
 
 jax = pytest.importorskip("jax")
 

@@ -11,12 +11,15 @@ ROOT = Path(__file__).parent.parent / "src" / "fsla"
 LAYERS = [
     ["checks"],
     ["tree"],
-    ["problem"],
-    ["autodiff", "module", "wrap", "formulation", "linsolve"],
-    ["weighted"],
-    ["exact"],
-    ["estimators", "inner", "direction", "rates", "projection"],
+    ["sample"],
+    ["problem", "passes", "nest"],
+    ["differences", "formulation", "linsolve", "module", "views", "wrap"],
+    ["autodiff", "counted"],
+    ["weighted", "exact"],
+    ["update", "direction", "rates", "projection"],
+    ["estimators", "inner"],
     ["solver", "evaluate"],
+    ["jacobi"],
     ["algorithms"],
     ["theory"],
     ["fsla"],  # __init__: the public names of the core
@@ -28,7 +31,6 @@ LAYERS = [
 ]
 RANK = {name: i for i, layer in enumerate(LAYERS) for name in layer}
 CORE = RANK["algorithms"]
-WITHIN = {"algorithms", "problems", "experiments", "plots", "estimators"}  # parts that may import within their layer
 
 
 def part(path: Path) -> str:

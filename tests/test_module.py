@@ -48,23 +48,30 @@ def test_frozen_parameters_buffers_and_tied_weights():
 
 
 @pytest.mark.parametrize(
-    ("layer", "text"),
-    [
-        (nn.BatchNorm1d(3), "'1' .BatchNorm1d.*running statistics.*model.eval()"),
-        (nn.InstanceNorm1d(3, track_running_stats=True), "InstanceNorm1d.*running statistics"),
-        (nn.Dropout(0.5), "Dropout.*new mask"),
-    ],
+    "layer", [nn.BatchNorm1d(3), nn.InstanceNorm1d(3, track_running_stats=True)], ids=lambda m: type(m).__name__
 )
-def test_networks_that_move_in_training_mode_are_refused(layer, text):
+def test_running_statistics_need_a_policy(layer):
     model = nn.Sequential(nn.Linear(3, 3), layer)
+    text = rf"'1' \({type(layer).__name__}.*running statistics.*batch_norm=\"batch\".*track_running_stats=False"
     with pytest.raises(ValueError, match=text):
         fsla.functional(model)
     model.eval()
     omega, net = fsla.functional(model)
     net(omega, torch.ones(3, 3))
     model.train()  # switched later
-    with pytest.raises(ValueError, match="training mode"):
+    with pytest.raises(ValueError, match="running statistics"):
         net(omega, torch.ones(3, 3))
+    with pytest.raises(ValueError, match=r"batch_norm policy must be.*Got 'freeze'"):
+        fsla.functional(model, batch_norm="freeze")
+
+
+def test_dropout_needs_a_seed():
+    model = nn.Sequential(nn.Linear(3, 3), nn.Dropout(0.5))
+    omega, net = fsla.functional(model)
+    with pytest.raises(ValueError, match=r"Dropout.*new mask.*Give the sample a seed"):
+        net(omega, torch.ones(3, 3))
+    model.eval()
+    net(omega, torch.ones(3, 3))
 
 
 def test_layers_that_do_not_move_are_accepted():
@@ -109,8 +116,9 @@ class Counting(nn.Module):
 )
 def test_what_modules_do_not_tell_the_first_call_does(model, text):
     omega, net = fsla.functional(model)
+    below_zero = {name: -t.abs() for name, t in omega.items()}  # RReLU draws for negative inputs alone
     with pytest.raises(ValueError, match=text):
-        net(omega, torch.ones(2, 3))
+        net(below_zero, torch.ones(2, 3))
 
 
 def test_a_parameter_of_another_shape_is_refused_though_it_would_broadcast():

@@ -11,7 +11,7 @@ import torch
 import fsla
 from fsla import Point
 from fsla.experiments.bench import Case, case, peers
-from fsla.problem import Batch
+from fsla.sample import Batch
 from fsla.tree import Tree
 
 IMPORTED_AS = {"hypertorch": "hypergrad.hypergradients"}

@@ -3,6 +3,7 @@
 import gc
 import itertools
 import resource
+import warnings
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ import fsla
 from fsla import Batches, Counted, Counts, Point, Sample, tree
 from fsla.problems import LeastSquares, Quadratic
 from fsla.projection import Ball, Box
+from fsla.solver import SharedBatchWarning
 from support import PlainLeastSquares, network, normal, plain_algorithm_1, ridge_logistic
 
 DATA = LeastSquares.draw(0)
@@ -58,7 +60,7 @@ def run_both(v_at, momentum, schedule, mode="independent", project=None, plain_p
         plain,
         plain_project(lam.numpy()),
         omega.numpy(),
-        [tuple(b.numpy() for b in xi) for xi in samples],
+        [tuple(b.numpy() for b in xi.batches) for xi in samples],
         plain_rates(schedule),
         v_at=v_at,
         momentum=momentum,
@@ -82,7 +84,9 @@ def test_the_trajectory_is_that_of_an_independent_algorithm_1(v_at, momentum, sc
 
 @pytest.mark.parametrize("mode", ["grouped", "shared"])
 def test_grouped_and_shared_samples_follow_it_too(mode):
-    assert run_both("old", "storm", "sqrt", mode)[0] < 1e-10
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", SharedBatchWarning)
+        assert run_both("old", "storm", "sqrt", mode)[0] < 1e-10
 
 
 @pytest.mark.parametrize(
@@ -195,7 +199,7 @@ STORM = {
 def test_oracle_calls_of_a_step(name):
     solver, expected = STORM[name]
     found = count_step(solver).calls
-    expected.inner_graphs, expected.outer_graphs = found.inner_graphs, found.outer_graphs
+    expected.inner_views, expected.outer_views = found.inner_views, found.outer_views
     assert found == expected
 
 
@@ -216,14 +220,14 @@ def test_samples_are_counted_too():
 )
 def test_graphs_are_shared_where_point_and_batch_are_the_same(solver, mode, inner, outer):
     calls = count_step(solver, mode).calls
-    assert (calls.inner_graphs, calls.outer_graphs) == (inner, outer)
+    assert (calls.inner_views, calls.outer_views) == (inner, outer)
 
 
 def test_sharing_changes_no_number():
     problem, at, train, valid = network()
     solver = fsla.algorithms.fsla(fsla.rates.constant(0.1, 0.1, 0.1, 0.5))
     shared = Sample.full(train, valid)
-    copies = Sample(*(tuple(t.clone() for t in b) for b in shared))
+    copies = Sample(*(tuple(t.clone() for t in b) for b in shared.batches))
     a = solver.init(problem, at, shared)
     for _ in range(3):
         a, b = solver.step(problem, a, shared), solver.step(problem, a, copies)
@@ -241,8 +245,22 @@ def test_batches_serve_the_inner_steps_one_by_one():
     for x in xi[:3]:
         omega = tree.axpy(-0.1, problem.inner_at(Point(lam, omega), x.inner).grad, omega)
     assert torch.allclose(after.at.omega["omega"], omega["omega"])
-    with pytest.raises(ValueError, match=r"one batch for each inner step. Got 2; step 3"):
-        solver.step(problem, solver.init(problem, at, xi[0]), many._replace(inner=Batches(many.inner[:2])))
+    for n in (2, 4):
+        with pytest.raises(ValueError, match=rf"'inner' of the sample must be one batch, or Batches of 3.*Got .* {n}"):
+            solver.step(problem, solver.init(problem, at, xi[0]), many._replace(inner=Batches((many.inner * 2)[:n])))
+
+
+def test_batches_that_no_step_would_read_are_refused():
+    problem, at = DATA.losses(), Point({"lam": normal(4)}, {"omega": normal(5)})
+    xi = draw("independent", 4)
+    four = xi[0]._replace(hvp=Batches([x.hvp for x in xi[:4]]))
+    solver = fsla.algorithms.ns(R, K=4)
+    state = solver.init(problem, at, xi[0])
+    with pytest.raises(ValueError, match=r"'hvp' of the sample must be one batch, or Batches of 1.*Got Batches of 4"):
+        solver.step(problem, state, four)
+    assert solver.needs == fsla.Needs()
+    assert fsla.algorithms.amigo(R, T=3, Q=4).needs == fsla.Needs(inner=3, hvp=4)
+    assert fsla.algorithms.bp(R, T=5).needs == fsla.Needs(inner=5, hvp=5)
 
 
 def test_cold_restarts_begin_at_the_first_omega():
@@ -303,7 +321,7 @@ def test_memory_does_not_grow_over_ten_thousand_steps():
         (lambda: fsla.rates.horizon(0, 1.0, 1.0, 1.0, 1.0), ValueError, "'steps' of horizon"),
         (lambda: Box(1.0, 0.0), ValueError, "low ≤ high"),
         (lambda: Ball(0.0), ValueError, "'radius' of Ball"),
-        (lambda: Sample.draw("both", int, int), ValueError, "'independent', 'grouped' or 'shared'. Got 'both'"),
+        (lambda: Sample.draw("both", int, int), ValueError, "'independent', 'grouped', 'shared'. Got 'both'"),
     ],
 )
 def test_bad_settings_get_one_message(make, error, text):
@@ -339,10 +357,39 @@ def test_a_state_tells_whether_it_is_finite():
     assert not state.is_finite()
 
 
+def test_a_state_whose_v_alone_is_not_finite_is_not_finite():
+    problem, at, train, valid = ridge_logistic()
+    solver = fsla.algorithms.fsla(R)
+    state = solver.init(problem, at, Sample.full(train, valid))
+    for bad in (torch.nan, torch.inf):
+        assert not state._replace(memory={**state.memory, "b": torch.tensor(bad)}).is_finite()
+
+
+def test_states_and_points_move_to_another_dtype():
+    problem, at, train, valid = ridge_logistic()
+    xi, solver = Sample.full(train, valid), fsla.algorithms.bp(R, T=2)
+    state = solver.step(problem, solver.init(problem, at, xi), xi).to(torch.float32)
+    parts = (state.at.lam, state.at.omega, state.d, state.at.trail[0][0], at.to(torch.float32).omega)
+    assert all(t.dtype == torch.float32 for x in parts for t in x.values())
+    assert state.k == 1
+
+
+def test_storm_on_shared_batches_warns():
+    problem, at = DATA.losses(), Point({"lam": normal(4)}, {"omega": normal(5)})
+    (xi, *_), (grouped, *_) = draw("shared", 1), draw("grouped", 1)
+    with pytest.warns(UserWarning, match=r"STORM needs.*independently.*momentum='none'"):
+        fsla.algorithms.fsla(R).init(problem, at, xi)
+    fsla.algorithms.fsla(R).init(problem, at, grouped)  # warnings are errors here
+    fsla.algorithms.fsla(R, momentum="average").init(problem, at, xi)
+
+
 def test_wrong_kinds_of_arguments_get_one_message():
     with pytest.raises(TypeError, match=r"rates must be a function of k.*Got tuple"):
         fsla.algorithms.fsla((0.1, 0.1))
     with pytest.raises(TypeError, match=r"rates must be a function of k"):
         fsla.algorithms.soba(0.1)
-    with pytest.raises(TypeError, match=r"outer source of Sample.draw must be a function.*Got Tensor"):
-        Sample.draw("grouped", int, torch.ones(1))
+    with pytest.raises(TypeError, match=r"outer source of Sample.draw must be a function.*Got float"):
+        Sample.draw("grouped", int, 1.0)
+    with pytest.raises(TypeError, match=r"inner source of Sample.draw.*Got list instead.*fsla.data.cycle"):
+        Sample.draw("grouped", [1, 2], int)
+    assert Sample.draw("independent", iter("abc"), iter("xy")).batches == ("a", "x", "b", "y", "c")

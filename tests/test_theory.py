@@ -111,14 +111,14 @@ def test_lemma3_bounds_the_vector_recursion():
     exact = fsla.hypergradient(problem, at, train, valid, "exact")
     minimum = Point(at.lam, exact.omega)
     p_star = problem.outer_at(minimum, valid).d_omega
-    H_star = hessian_matrix(problem.inner_at(minimum, train), at.omega)
+    H_star = hessian_matrix(problem.inner_at(minimum, train).hvp, at.omega)
     betas, terms, e_omega, e_p, drift = [], [], [], [], 0.0
     offset = tree.unflatten(normal(7, seed=9), at.omega)
     mus, Ls = [], []
     for k in range(60):
         omega = tree.axpy((k + 1.0) ** -0.5, offset, exact.omega)
         inner = problem.inner_at(Point(at.lam, omega), train)
-        H = hessian_matrix(inner, omega)
+        H = hessian_matrix(inner.hvp, omega)
         values = torch.linalg.eigvalsh(H)
         mus.append(float(values[0]))
         Ls.append(float(values[-1]))

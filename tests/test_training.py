@@ -209,7 +209,7 @@ def test_the_samples_of_each_method():
     """BP differentiates the steps that were taken; T inner steps have T batches; STORM's batches are its own."""
     from fsla.data import make_task
     from fsla.experiments.cleaning import prepare
-    from fsla.problem import Batches
+    from fsla.sample import Batches
 
     task = make_task(TINY.task)
 

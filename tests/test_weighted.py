@@ -6,7 +6,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import fsla
 from fsla import Point, Problem, Sample, WeightedProblem, tree
-from fsla.estimators import Implicit
 from support import F64, classifier, normal
 
 
@@ -157,12 +156,11 @@ def test_along_negative_curvature_v_runs_away_with_the_hessian_and_stays_with_ga
     assert float(torch.linalg.eigvalsh(hessian)[0]) < -1e-3  # the network's own curvature
     xi, norms = Sample.full(index, index), {}
     for curvature in ("hessian", "gauss-newton"):
-        solver = fsla.algorithms.fsla(
-            fsla.rates.constant(0.0, 0.0, 1.0), momentum="none", curvature=curvature, damping=1e-2
-        )
-        state = solver.init(problem, at, xi)
+        solver = fsla.algorithms.fsla(fsla.rates.constant(0.0, 0.0, 1.0), momentum="none")
+        curved = fsla.Damped(fsla.GaussNewton(problem) if curvature == "gauss-newton" else problem, 1e-2)
+        state = solver.init(curved, at, xi)
         for _ in range(200):
-            state = solver.step(problem, state, xi)
+            state = solver.step(curved, state, xi)
         norms[curvature] = float(tree.norm(state.memory))
     p = float(tree.norm(problem.outer_at(at, index).d_omega))
     assert norms["gauss-newton"] < p / 1e-2
@@ -172,25 +170,29 @@ def test_along_negative_curvature_v_runs_away_with_the_hessian_and_stays_with_ga
 def test_damping_is_added_to_the_diagonal():
     problem, _, at = make(kind="outputs")
     index = torch.arange(12)
-    damped = Implicit(lambda matvec, b: matvec(b), damping=0.5)
-    plain = Implicit(lambda matvec, b: tree.axpy(0.5, b, matvec(b)))
-    xi = Sample.full(index, index)
-    a, b = (tree.dense(e.gradient(problem, at, None, xi)) for e in (damped, plain))
-    assert float(tree.norm(tree.sub(a, b))) < 1e-14
+    v = tree.unflatten(normal(tree.size(at.omega)), at.omega)
+    plain, damped = problem.inner_at(at, index), fsla.Damped(problem, 0.5).inner_at(at, index)
+    expected = tree.axpy(0.5, v, plain.hvp(v))
+    product, cross = damped.hvp_cross(v)
+    assert float(tree.norm(tree.sub(damped.hvp(v), expected))) < 1e-14
+    assert float(tree.norm(tree.sub(product, expected))) < 1e-14
+    assert float(tree.norm(tree.sub(tree.dense(cross), tree.dense(plain.cross(v))))) < 1e-14
 
 
 def test_curvature_is_counted_and_its_errors_are_clear():
     problem, general, at = make(kind="outputs")
     xi, counted = Sample.full(torch.arange(5), torch.arange(5)), fsla.Counted(problem)
-    solver = fsla.algorithms.fsla(fsla.rates.constant(0.1, 0.1, 0.1), curvature="gauss-newton")
-    solver.step(counted, solver.init(counted, at, xi), xi)
-    assert (counted.calls.gnvp, counted.calls.hvp) == (1, 0)
-    with pytest.raises(TypeError, match=r"knows its network's outputs.*outputs=.*curvature='hessian'"):
-        solver.step(general, solver.init(general, at, xi), xi)
-    with pytest.raises(ValueError, match="Did you mean 'gauss-newton'"):
-        fsla.algorithms.fsla(fsla.rates.constant(0.1, 0.1, 0.1), curvature="gauss_newton")
+    solver = fsla.algorithms.fsla(fsla.rates.constant(0.1, 0.1, 0.1))
+    newton = fsla.GaussNewton(counted)
+    state = solver.init(newton, at, xi)
+    counted.calls = fsla.Counts()
+    solver.step(newton, state, xi)
+    assert counted.calls.hvp == 1
+    other = fsla.GaussNewton(general)
+    with pytest.raises(TypeError, match=r"knows its network's outputs.*outputs=.*without fsla.GaussNewton"):
+        solver.step(other, solver.init(other, at, xi), xi)
     with pytest.raises(ValueError, match=r"damping must be a finite number, at least 0\. Got -1"):
-        fsla.algorithms.cg(fsla.rates.constant(0.1, 0.1, 0.1), damping=-1)
+        fsla.Damped(general, -1)
 
 
 class NoForward(torch.autograd.Function):

@@ -7,14 +7,17 @@ state = solver.init(problem, fsla.Point(lam, omega), xi)
 state = solver.step(problem, state, xi)
 """
 
-from fsla import algorithms, projection, rates, theory, tree
-from fsla.autodiff import Problem
+from fsla import algorithms, projection, rates, theory, tree, update
+from fsla.autodiff import DifferenceWarning, Problem
+from fsla.counted import Counted, Counts
+from fsla.differences import Differences
 from fsla.evaluate import DivergenceWarning, Hypergradient, check_hypergradient, hypergradient
 from fsla.module import functional
-from fsla.problem import Batches, Point, Sample
+from fsla.problem import Point
+from fsla.sample import Batches, Needs, Sample
 from fsla.solver import Solver, State
 from fsla.weighted import WeightedProblem
-from fsla.wrap import Counted, Counts, Shared
+from fsla.wrap import Damped, GaussNewton, Shared
 
 __version__ = "0.1.0"
 
@@ -22,8 +25,13 @@ __all__ = [
     "Batches",
     "Counted",
     "Counts",
+    "Damped",
+    "DifferenceWarning",
+    "Differences",
     "DivergenceWarning",
+    "GaussNewton",
     "Hypergradient",
+    "Needs",
     "Point",
     "Problem",
     "Sample",
@@ -39,4 +47,5 @@ __all__ = [
     "rates",
     "theory",
     "tree",
+    "update",
 ]

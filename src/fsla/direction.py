@@ -1,10 +1,11 @@
-"""How the outer direction d is made from hypergradients g (Algorithm 1, line 9).
+"""How a direction d is made from stochastic gradients g (Algorithm 1, line 9; in SOBA's order each of the three).
 
     Plain     d = g_new
     Average   d = (1-η) d + η g_new
     Storm     d = g_new + (1-η) (d - g_old)      g_old at the old point and memory, on the same sample
 
-With η = 1 all three agree. STORM is unbiased only if the sample of g is independent of the sample that moved ω and v.
+With η = 1 all three agree; with η = 1 every q steps on a large batch and 0 between, Storm is SPIDER. STORM is unbiased
+only if the sample of g is independent of the sample that moved ω and v.
 """
 
 from __future__ import annotations
@@ -15,11 +16,11 @@ from typing import Any
 
 from fsla.checks import pick
 from fsla.problem import Point
-from fsla.tree import Scalar, Tree, axpy, dense, scale
+from fsla.tree import Leaves, Scalar, Tree, axpy, dense, scale
 
 Where = tuple[Point, Any]
 """A point and the estimator's memory there."""
-Gradient = Callable[[Point, Any], Tree]
+Gradient = Callable[[Point, Any], Leaves]
 Direction = Callable[[Gradient, Where, Where, Tree, Scalar], Tree]
 
 

@@ -1,4 +1,4 @@
-"""Lemma 2's cases and section 4: four ways to have v ≈ H⁻¹ ∂_ω F, or to do without it.
+"""Lemma 2's cases and section 4: ways to have v ≈ H⁻¹ ∂_ω F, or to do without it.
 
 An estimator has a memory and two parts. `advance` moves the memory by one step (Algorithm 1, line 7); `gradient` is the
 hypergradient ∂_λ F - J v at any point, memory and sample (line 8). The split lets one STORM correction, which needs the
@@ -7,6 +7,7 @@ gradient at the old and the new point on one sample, serve every estimator.
     Tracked    FSLA: v is carried from step to step, and one term of the forward mode is added at each
     Implicit   NS, CG: v is solved for afresh at each point
     Unrolled   BP: the backward mode over the inner steps that led to the point
+    Tangent    the same derivative as Unrolled, by the matrix recursion: p products a step
     Exact      the reference: ω_λ by Newton's method, v by a direct solve
 """
 
@@ -20,21 +21,25 @@ import torch
 
 from fsla import linsolve
 from fsla.checks import positive, whole
-from fsla.exact import solve_adjoint, solve_inner
-from fsla.formulation import Term, adjoint_recursion, vector_recursion
+from fsla.exact import solve_directly, solve_inner
+from fsla.formulation import Term, adjoint_recursion, apply_matrix, matrix_recursion, vector_recursion
 from fsla.linsolve import Matvec
-from fsla.problem import Oracles, Point, Sample, batch_of_step
-from fsla.tree import Scalar, Tree, norm, scale, sub, zeros_like
-from fsla.wrap import curved, known_curvature
+from fsla.problem import Oracles, Point
+from fsla.sample import Sample, batch_of_step
+from fsla.tree import Leaves, Scalar, Tree, norm, scale, sub, zeros_like
 
 
 class Estimator(Protocol):
+    def hvp_batches(self, inner_steps: int) -> int:
+        """How many batches for products a hyper-iteration of so many inner steps reads."""
+        ...
+
     def init(self, at: Point) -> Any: ...
     def advance(self, problem: Oracles, at: Point, memory: Any, xi: Sample, beta: Scalar) -> Any: ...
-    def gradient(self, problem: Oracles, at: Point, memory: Any, xi: Sample) -> Tree: ...
+    def gradient(self, problem: Oracles, at: Point, memory: Any, xi: Sample) -> Leaves: ...
 
 
-def readout(problem: Oracles, at: Point, v: Tree, xi: Sample) -> Tree:
+def readout(problem: Oracles, at: Point, v: Tree, xi: Sample) -> Leaves:
     """Returns ∂_λ F - J v (Algorithm 1, line 8)."""
     return sub(problem.outer_at(at, xi.outer_lam).d_lam, problem.inner_at(at, xi.cross).cross(v))
 
@@ -43,19 +48,18 @@ def readout(problem: Oracles, at: Point, v: Tree, xi: Sample) -> Tree:
 class Tracked:
     """v ← v + β (∂_ω F - H v), `steps` times a hyper-iteration (FSLA: once), from v_0 = 0.
 
-    `radius`, if given, keeps ‖v‖ ≤ radius, as the proof does with C_{F,ω} / μ. With `curvature` "gauss-newton" H is the
-    Gauss-Newton matrix, along whose directions v cannot run away; `damping` is added to its diagonal.
+    `radius`, if given, keeps ‖v‖ ≤ radius, as the proof does with C_{F,ω} / μ.
     """
 
     steps: int = 1
     radius: float | None = None
-    curvature: str = "hessian"
-    damping: float = 0.0
 
     def __post_init__(self) -> None:
         whole(self.steps, "steps", "Tracked")
         positive(self.radius, "radius", "Tracked")
-        known_curvature(self.curvature, self.damping)
+
+    def hvp_batches(self, inner_steps: int) -> int:
+        return self.steps
 
     def init(self, at: Point) -> Tree:
         return zeros_like(at.omega)
@@ -63,15 +67,19 @@ class Tracked:
     def advance(self, problem: Oracles, at: Point, v: Tree, xi: Sample, beta: Scalar) -> Tree:
         p = problem.outer_at(at, xi.outer_omega).d_omega
         views = (problem.inner_at(at, batch_of_step(xi.hvp, j)) for j in range(self.steps))
-        terms = (Term(curved(view, self.curvature, self.damping), beta, p) for view in views)
-        v = vector_recursion(terms, v)
+        v = vector_recursion((Term(view, beta, p) for view in views), v)
         return v if self.radius is None else scale(torch.clamp(self.radius / norm(v), max=1.0), v)
 
-    def gradient(self, problem: Oracles, at: Point, v: Tree, xi: Sample) -> Tree:
+    def gradient(self, problem: Oracles, at: Point, v: Tree, xi: Sample) -> Leaves:
         return readout(problem, at, v, xi)
 
 
 class Memoryless:
+    """What the estimators that compute everything afresh have in common."""
+
+    def hvp_batches(self, inner_steps: int) -> int:
+        return 1
+
     def init(self, at: Point) -> None:
         return None
 
@@ -100,29 +108,29 @@ class ConjugateGradient:
 
     steps: int
     stop_early: bool = False
+    tol: float | None = None
 
     def __post_init__(self) -> None:
         whole(self.steps, "steps", "ConjugateGradient")
+        positive(self.tol, "tol", "ConjugateGradient")
 
     def __call__(self, matvec: Matvec, b: Tree) -> Tree:
-        return linsolve.cg(matvec, b, steps=self.steps, stop_early=self.stop_early)
+        return linsolve.cg(matvec, b, steps=self.steps, tol=self.tol, stop_early=self.stop_early)
 
 
 @dataclass(frozen=True)
 class Implicit(Memoryless):
-    """v = solve(H, ∂_ω F) at the point itself, with H as in `Tracked`."""
+    """v = solve(H, ∂_ω F) at the point itself."""
 
     solve: Callable[[Matvec, Tree], Tree]
-    curvature: str = "hessian"
-    damping: float = 0.0
 
-    def __post_init__(self) -> None:
-        known_curvature(self.curvature, self.damping)
+    def adjoint(self, problem: Oracles, at: Point, xi: Sample) -> Tree:
+        """v at the point."""
+        view = problem.inner_at(at, batch_of_step(xi.hvp, 0)).linearised()
+        return self.solve(view.hvp, problem.outer_at(at, xi.outer_omega).d_omega)
 
-    def gradient(self, problem: Oracles, at: Point, memory: None, xi: Sample) -> Tree:
-        view = curved(problem.inner_at(at, batch_of_step(xi.hvp, 0)), self.curvature, self.damping)
-        v = self.solve(view.hvp, problem.outer_at(at, xi.outer_omega).d_omega)
-        return readout(problem, at, v, xi)
+    def gradient(self, problem: Oracles, at: Point, memory: None, xi: Sample) -> Leaves:
+        return readout(problem, at, self.adjoint(problem, at, xi), xi)
 
 
 @dataclass(frozen=True)
@@ -138,21 +146,45 @@ class Unrolled(Memoryless):
         if self.truncate is not None:
             whole(self.truncate, "truncate", "Unrolled")
 
-    def gradient(self, problem: Oracles, at: Point, memory: None, xi: Sample) -> Tree:
+    def hvp_batches(self, inner_steps: int) -> int:
+        return inner_steps
+
+    def gradient(self, problem: Oracles, at: Point, memory: None, xi: Sample) -> Leaves:
         first = 0 if self.truncate is None else max(0, len(at.trail) - self.truncate)
-        backwards = (
-            Term(problem.inner_at(Point(at.lam, at.trail[k][0]), batch_of_step(xi.hvp, k)), at.trail[k][1])
-            for k in reversed(range(first, len(at.trail)))
-        )
+
+        def term(k: int) -> Term:
+            omega, eta = at.trail[k]
+            return Term(problem.inner_at(Point(at.lam, omega), batch_of_step(xi.hvp, k)), eta, last=k == first)
+
+        backwards = (term(k) for k in reversed(range(first, len(at.trail))))
         p = problem.outer_at(at, xi.outer_omega).d_omega
         return adjoint_recursion(backwards, p, problem.outer_at(at, xi.outer_lam).d_lam)
+
+
+@dataclass(frozen=True)
+class Tangent(Memoryless):
+    """The derivative of F through the inner steps in at.trail, from the first to the last: for few coordinates of λ."""
+
+    def hvp_batches(self, inner_steps: int) -> int:
+        return inner_steps
+
+    def gradient(self, problem: Oracles, at: Point, memory: None, xi: Sample) -> Leaves:
+        terms = [
+            Term(problem.inner_at(Point(at.lam, omega), batch_of_step(xi.hvp, k)), eta)
+            for k, (omega, eta) in enumerate(at.trail)
+        ]
+        p = problem.outer_at(at, xi.outer_omega).d_omega
+        change = apply_matrix(matrix_recursion(terms, at.lam, at.omega), p, at.lam)
+        return sub(problem.outer_at(at, xi.outer_lam).d_lam, change)
 
 
 @dataclass(frozen=True)
 class Exact(Memoryless):
     """∇f(λ) on the sample's batches; at.omega is only where Newton's method starts."""
 
-    def gradient(self, problem: Oracles, at: Point, memory: None, xi: Sample) -> Tree:
-        there = Point(at.lam, solve_inner(problem, at, xi.hvp))
-        v = solve_adjoint(problem.inner_at(there, xi.hvp), problem.outer_at(there, xi.outer_omega).d_omega)
-        return readout(problem, there, v, xi)
+    def solved(self, problem: Oracles, at: Point, xi: Sample) -> Point:
+        """(λ, ω_λ)."""
+        return Point(at.lam, solve_inner(problem, at, xi.hvp))
+
+    def gradient(self, problem: Oracles, at: Point, memory: None, xi: Sample) -> Leaves:
+        return Implicit(solve_directly).gradient(problem, self.solved(problem, at, xi), None, xi)

@@ -11,13 +11,14 @@ import torch
 
 from fsla import linsolve
 from fsla.checks import pick, positive, whole
-from fsla.estimators import Tracked, Unrolled
-from fsla.exact import solve_adjoint, solve_inner
-from fsla.formulation import Term, apply_rows, matrix_recursion
+from fsla.differences import Differencing, StepCheck
+from fsla.estimators import ConjugateGradient, Exact, Implicit, Neumann, Tangent, Tracked, Unrolled, readout
+from fsla.exact import solve_directly, solve_inner
 from fsla.inner import Descent
-from fsla.problem import Batch, Inner, Oracles, Outer, Point, Sample, checked
-from fsla.tree import Tree, axpy, dense, dot, flatten, norm, size, sub, unflatten
-from fsla.wrap import Shared
+from fsla.problem import Oracles, Point, checked
+from fsla.sample import Batch, Sample
+from fsla.tree import Tree, axpy, dense, dot, flatten, is_finite, norm, size, sub, unflatten
+from fsla.wrap import Seeded, Shared
 
 
 class DivergenceWarning(UserWarning):
@@ -58,6 +59,7 @@ def hypergradient(
     beta: float | None = None,
     tol: float | None = None,
     truncate: int | None = None,
+    seed: int | None = None,
 ) -> Hypergradient:
     """Returns the hypergradient at (λ, ω) by one method, with its residual.
 
@@ -75,6 +77,7 @@ def hypergradient(
         tol: the relative residual at which "cg" stops and which counts as converged; by default the rounding unit for
             the first and its square root for the second.
         truncate: for "unrolled", differentiate through the last `truncate` inner steps only.
+        seed: fixes what random layers draw.
     """
     compute = pick(method, METHODS, "method")
     whole(steps, "steps", "hypergradient")
@@ -82,11 +85,11 @@ def hypergradient(
         positive(value, name, "hypergradient")
     if truncate is not None and method != "unrolled":
         raise ValueError(f"truncate is for method='unrolled' alone. Got truncate={truncate} with method={method!r}.")
-    at = checked(problem, at, inner_batch, outer_batch)
-    xi = Sample.full(inner_batch, outer_batch)
-    result = compute(problem, at, xi, _Options(steps, beta, tol, truncate))
-    result = replace(result, value=dense(result.value))
-    if not all(bool(t.isfinite().all()) for t in result.value.values()):
+    xi = Sample.full(inner_batch, outer_batch, seed=seed)
+    at = checked(problem, at, xi)
+    shared = Shared(problem if seed is None else Seeded(problem, xi), linearised=True)
+    result = compute(shared, at, xi, _Options(steps, beta, tol, truncate))
+    if not is_finite(result.value):
         note = f"The hypergradient by {method!r} is not finite: its steps diverge. Leave beta out, or make it smaller."
         result = replace(result, note=result.note or note)
     if result.note:
@@ -95,35 +98,40 @@ def hypergradient(
 
 
 def _exact(problem: Oracles, at: Point, xi: Sample, opt: _Options) -> Hypergradient:
-    return _implicit(problem, Point(at.lam, solve_inner(problem, at, xi.inner)), xi, opt)
+    return _implicit(problem, Exact().solved(problem, at, xi), xi, opt)
 
 
 def _implicit(problem: Oracles, at: Point, xi: Sample, opt: _Options) -> Hypergradient:
-    inner, outer = problem.inner_at(at, xi.inner), problem.outer_at(at, xi.outer_omega)
-    return _solved(inner, outer, at, solve_adjoint(inner, outer.d_omega), opt)
+    return _solved(problem, at, xi, Implicit(solve_directly).adjoint(problem, at, xi), opt)
 
 
 def _cg(problem: Oracles, at: Point, xi: Sample, opt: _Options) -> Hypergradient:
-    inner, outer = problem.inner_at(at, xi.inner), problem.outer_at(at, xi.outer_omega)
-    taken: list[linsolve.Step] = []
-    stop = None if opt.tol is None else opt.tol / 2  # the residual that CG carries drifts from the true one
-    v = linsolve.cg(inner.hvp, outer.d_omega, steps=opt.steps, tol=stop, stop_early=True, history=taken)
-    result = _solved(inner, outer, at, v, opt)
-    if len(taken) == opt.steps or result.converged:
+    products = 0
+
+    def solve(matvec: linsolve.Matvec, b: Tree) -> Tree:
+        def counted(v: Tree) -> Tree:
+            nonlocal products
+            products += 1
+            return matvec(v)
+
+        stop = None if opt.tol is None else opt.tol / 2  # the residual that CG carries drifts from the true one
+        return ConjugateGradient(opt.steps, stop_early=True, tol=stop)(counted, b)
+
+    result = _solved(problem, at, xi, Implicit(solve).adjoint(problem, at, xi), opt)
+    if products == opt.steps or result.converged:
         return result
     return replace(
         result,
-        note=f"CG stopped after {len(taken)} steps at a relative residual of {result.residual:.1e}: to rounding, the "
+        note=f"CG stopped after {products} products at a relative residual of {result.residual:.1e}: to rounding, the "
         "curvature of G is not positive in every direction. The Hessian in omega is not positive definite, or too "
         "ill-conditioned for this dtype. Add a ridge to G, or use float64.",
     )
 
 
 def _neumann(problem: Oracles, at: Point, xi: Sample, opt: _Options) -> Hypergradient:
-    inner, outer = problem.inner_at(at, xi.inner), problem.outer_at(at, xi.outer_omega)
-    top = linsolve.largest_eigenvalue(inner.hvp, at.omega)
+    top = linsolve.largest_eigenvalue(problem.inner_at(at, xi.hvp).hvp, at.omega)
     beta = opt.beta or _safe_step(top)
-    result = _solved(inner, outer, at, linsolve.neumann(inner.hvp, outer.d_omega, steps=opt.steps, beta=beta), opt)
+    result = _solved(problem, at, xi, Implicit(Neumann(opt.steps, beta)).adjoint(problem, at, xi), opt)
     if beta * top <= 2:
         return result
     return replace(
@@ -134,26 +142,23 @@ def _neumann(problem: Oracles, at: Point, xi: Sample, opt: _Options) -> Hypergra
 
 
 def _unrolled(problem: Oracles, at: Point, xi: Sample, opt: _Options) -> Hypergradient:
-    shared = Shared(problem)
-    there = _descend(shared, at, xi, opt)
-    return Hypergradient(Unrolled(opt.truncate).gradient(shared, there, None, xi), None, there.omega)
+    there = _descend(problem, at, xi, opt)
+    return Hypergradient(dense(Unrolled(opt.truncate).gradient(problem, there, None, xi)), None, there.omega)
 
 
 def _tangent(problem: Oracles, at: Point, xi: Sample, opt: _Options) -> Hypergradient:
     there = _descend(problem, at, xi, opt)
-    terms = [Term(problem.inner_at(Point(at.lam, omega), xi.inner), eta) for omega, eta in there.trail]
-    outer = problem.outer_at(there, xi.outer_omega)
-    change = apply_rows(matrix_recursion(terms, at.lam, at.omega), outer.d_omega, at.lam)
-    return Hypergradient(sub(outer.d_lam, change), None, there.omega)
+    return Hypergradient(dense(Tangent().gradient(problem, there, None, xi)), None, there.omega)
 
 
 def _tracked(problem: Oracles, at: Point, xi: Sample, opt: _Options) -> Hypergradient:
-    beta, descent, tracked = _inner_step(problem, at, xi, opt), Descent(), Tracked()
+    beta = _inner_step(problem, at, xi, opt)
+    tracked = Tracked()
     v = tracked.init(at)
     for _ in range(opt.steps):  # the single-loop equation of section 4 with α = 0
-        at, _ = descent.run(problem, at, None, xi, beta)
+        at, _ = Descent().run(problem, at, None, xi, beta)
         v = tracked.advance(problem, at, v, xi, beta)
-    return _solved(problem.inner_at(at, xi.inner), problem.outer_at(at, xi.outer_omega), at, v, opt)
+    return _solved(problem, at, xi, v, opt)
 
 
 METHODS: dict[str, Callable[[Oracles, Point, Sample, _Options], Hypergradient]] = {
@@ -185,14 +190,15 @@ def _safe_step(top: float) -> float:
     return 0.95 / top
 
 
-def _solved(inner: Inner, outer: Outer, at: Point, v: Tree, opt: _Options) -> Hypergradient:
+def _solved(problem: Oracles, at: Point, xi: Sample, v: Tree, opt: _Options) -> Hypergradient:
     """Proposition 1 with the v that was found, and its residual, at the price of one more HVP."""
-    residual = float(linsolve.relative_residual(inner.hvp, outer.d_omega, v))
+    p = problem.outer_at(at, xi.outer_omega).d_omega
+    residual = float(linsolve.relative_residual(problem.inner_at(at, xi.hvp).hvp, p, v))
     tol = torch.finfo(flatten(v).dtype).eps ** 0.5 if opt.tol is None else opt.tol
-    return Hypergradient(sub(outer.d_lam, inner.cross(v)), v, at.omega, residual, residual <= tol)
+    return Hypergradient(dense(readout(problem, at, v, xi)), v, at.omega, residual, residual <= tol)
 
 
-class Row(NamedTuple):
+class Line(NamedTuple):
     """One method at one K: its relative errors, from the given ω and from ω_λ, and its residual in the first case."""
 
     method: str
@@ -206,23 +212,28 @@ class Row(NamedTuple):
 class HypergradientCheck:
     """Every estimator against the exact hypergradient, as a table (print it)."""
 
-    rows: list[Row]
+    lines: list[Line]
     difference: float
     """Relative error of the exact one against a central difference of f along a random direction."""
     inner_distance: float
     """‖ω - ω_λ‖, which bounds what an estimator at ω can reach."""
+    step: StepCheck | None = None
+    """Where products are taken by differences: how much they depend on their step."""
 
     def __str__(self) -> str:
-        lines = [
+        text = [
             f"exact hypergradient against a central difference of f: relative error {self.difference:.1e}",
             f"distance of omega from the inner minimum: {self.inner_distance:.1e}",
+            *([] if self.step is None else [str(self.step)]),
             "",
             f"{'method':10} {'K':>4}   {'error, from omega':>17}   {'from the minimum':>16}   {'residual':>8}",
         ]
-        for r in self.rows:
-            k, residual = "-" if r.steps is None else r.steps, "-" if r.residual is None else f"{r.residual:.1e}"
-            lines.append(f"{r.method:10} {k:>4}   {r.error:>17.1e}   {r.error_at_minimum:>16.1e}   {residual:>8}")
-        return "\n".join(lines)
+        for line in self.lines:
+            k = "-" if line.steps is None else line.steps
+            residual = "-" if line.residual is None else f"{line.residual:.1e}"
+            errors = f"{line.error:>17.1e}   {line.error_at_minimum:>16.1e}"
+            text.append(f"{line.method:10} {k:>4}   {errors}   {residual:>8}")
+        return "\n".join(text)
 
 
 def check_hypergradient(
@@ -245,21 +256,26 @@ def check_hypergradient(
         whole(k, "steps", "check_hypergradient")
     exact = hypergradient(problem, at, inner_batch, outer_batch, "exact")
     scale = float(norm(exact.value)) or 1.0
-    rows = []
+    lines = []
     for method in METHODS:
         if method == "exact" or (method == "tangent" and size(at.lam) > 64):
             continue
         for K in [None] if method == "implicit" else every:
-            found, errors = exact, []
+            found = exact
+            errors = []
             for start in (exact.omega, at.omega):
                 with warnings.catch_warnings():
                     warnings.simplefilter("ignore", DivergenceWarning)  # the table shows it
                     here = Point(at.lam, start)
                     found = hypergradient(problem, here, inner_batch, outer_batch, method, steps=K or 1, beta=beta)
                 errors.append(float(norm(sub(found.value, exact.value))) / scale)
-            rows.append(Row(method, K, errors[1], errors[0], found.residual))
+            lines.append(Line(method, K, errors[1], errors[0], found.residual))
+    v = at.omega if exact.v is None else exact.v
     return HypergradientCheck(
-        rows, _difference(problem, at, exact, inner_batch, outer_batch), float(norm(sub(at.omega, exact.omega)))
+        lines,
+        _difference(problem, at, exact, inner_batch, outer_batch),
+        float(norm(sub(at.omega, exact.omega))),
+        problem.check_step(at, inner_batch, v) if isinstance(problem, Differencing) else None,
     )
 
 

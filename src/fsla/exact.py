@@ -9,23 +9,24 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fsla.linsolve import cg, relative_residual
-from fsla.problem import Batch, Inner, Oracles, Point
+from fsla.linsolve import Matvec, cg, relative_residual
+from fsla.problem import Oracles, Point
+from fsla.sample import Batch
 from fsla.tree import Tree, axpy, basis, dot, flatten, norm, size, unflatten
 
 DENSE = 1000
 _TOL = 1e-12
 
 
-def solve_adjoint(inner: Inner, b: Tree) -> Tree:
-    """Returns v = H⁻¹ b at one point."""
+def solve_directly(matvec: Matvec, b: Tree) -> Tree:
+    """Returns v = H⁻¹ b for a positive definite H."""
     if size(b) > DENSE:
-        v = cg(inner.hvp, b, steps=20 * size(b), tol=_TOL, stop_early=True)
-        residual = float(relative_residual(inner.hvp, b, v))
+        v = cg(matvec, b, steps=20 * size(b), tol=_TOL, stop_early=True)
+        residual = float(relative_residual(matvec, b, v))
         if not residual < torch.finfo(flatten(b).dtype).eps ** 0.5:
             raise ValueError(f"{_NEEDS} Conjugate gradients stopped at a relative residual of {residual:.1e}.")
         return v
-    hessian = hessian_matrix(inner, b)
+    hessian = hessian_matrix(matvec, b)
     factor, failed = torch.linalg.cholesky_ex(hessian)
     if bool(failed) or not bool(factor.isfinite().all()):
         lowest = torch.linalg.eigvalsh(hessian)[0] if bool(hessian.isfinite().all()) else torch.tensor(torch.nan)
@@ -39,31 +40,36 @@ _NEEDS = (
 )
 
 
-def hessian_matrix(inner: Inner, like: Tree) -> Tensor:
+def hessian_matrix(matvec: Matvec, like: Tree) -> Tensor:
     """Returns H as an n x n matrix, from n products."""
-    h = torch.stack([flatten(inner.hvp(e)) for e in basis(like)])
+    h = torch.stack([flatten(matvec(e)) for e in basis(like)])
     return (h + h.T) / 2
 
 
 def solve_inner(problem: Oracles, at: Point, batch: Batch, *, steps: int = 100) -> Tree:
     """Returns ω_λ, from at.omega, by Newton's method with backtracking, to the rounding level of ∂_ω G."""
-    omega, inner = at.omega, problem.inner_at(at, batch)
+    omega = at.omega
+    inner = problem.inner_at(at, batch).linearised()
     unit = torch.finfo(flatten(omega).dtype).eps
     for _ in range(steps):
-        move, gap = solve_adjoint(inner, inner.grad), float(norm(inner.grad))
-        length, slope = float(norm(move)), float(dot(move, inner.grad))
+        gradient = inner.grad
+        move = solve_directly(inner.hvp, gradient)
+        gap = float(norm(gradient))
+        length = float(norm(move))
+        slope = float(dot(move, gradient))
         size = 1 + float(norm(omega))
         if length <= unit * size:
             return omega
         for halving in range(40):
             new = axpy(-(0.5**halving), move, omega)
-            there = problem.inner_at(Point(at.lam, new), batch)
+            there = problem.inner_at(Point(at.lam, new), batch).linearised()
             nearer = float(norm(there.grad)) < gap / 2  # near ω_λ the values are equal to rounding
             if nearer or float(there.value) < float(inner.value) - 1e-4 * 0.5**halving * slope:
                 break
         else:  # no point on the way is better: ω is as good as rounding allows, or Newton's method has failed
             break
-        omega, inner = new, there
+        omega = new
+        inner = there
     if length <= unit**0.5 * size:
         return omega
     raise ValueError(

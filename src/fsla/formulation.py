@@ -26,7 +26,7 @@ from typing import NamedTuple
 import torch
 
 from fsla.problem import Inner
-from fsla.tree import Scalar, Tree, axpy, basis, dot, scale, sub, unflatten, zeros_like
+from fsla.tree import Leaves, Scalar, Tree, axpy, basis, dot, scale, sub, unflatten, zeros_like
 
 
 class Term(NamedTuple):
@@ -35,6 +35,8 @@ class Term(NamedTuple):
     at: Inner
     beta: Scalar
     p: Tree | None = None
+    last: bool = False
+    """Whether no term follows (adjoint recursion only)."""
 
 
 def vector_recursion(terms: Iterable[Term], v: Tree) -> Tree:
@@ -44,38 +46,37 @@ def vector_recursion(terms: Iterable[Term], v: Tree) -> Tree:
     return v
 
 
-def adjoint_recursion(backwards: Iterable[Term], p: Tree, d_lam: Tree) -> Tree:
-    """Returns d_lam - Σ β_k s_k in the backward mode, from the terms in the order K-1 … 0.
+def adjoint_recursion(backwards: Iterable[Term], p: Tree, d_lam: Leaves) -> Leaves:
+    """Returns d_lam - Σ β_k s_k in the backward mode, from the terms in the order K-1 … 0; the last has `last` set.
 
     A generator of terms is consumed one by one, so that one graph at a time is held. The product H_0 p, which nothing
     reads, is not computed.
     """
-    term: Term | None = None
-    for earlier in backwards:
-        if term is not None:
-            h, j = term.at.hvp_cross(p)
-            d_lam, p = axpy(-term.beta, j, d_lam), axpy(-term.beta, h, p)
-        term = earlier
-    return d_lam if term is None else axpy(-term.beta, term.at.cross(p), d_lam)
+    for term in backwards:
+        if term.last:
+            return axpy(-term.beta, term.at.cross(p), d_lam)
+        h, j = term.at.hvp_cross(p)
+        d_lam = axpy(-term.beta, j, d_lam)
+        p = axpy(-term.beta, h, p)
+    return d_lam
 
 
 def matrix_recursion(terms: Sequence[Term], lam: Tree, omega: Tree) -> list[Tree]:
-    """Returns A_K from A_0 = 0 as its p rows, one for each coordinate of λ."""
-    rows = [zeros_like(omega) for _ in basis(lam)]
+    """Returns A_K from A_0 = 0 as p trees, one for each coordinate of λ."""
+    matrix = [zeros_like(omega) for _ in basis(lam)]
     for term in terms:
-        new = []
-        for a, e in zip(rows, basis(lam), strict=True):
-            new.append(axpy(term.beta, sub(term.at.cross_t(e), term.at.hvp(a)), a))
-        rows = new
-    return rows
+        view = term.at.linearised()
+        pairs = zip(matrix, basis(lam), strict=True)
+        matrix = [axpy(term.beta, sub(view.cross_t(e), view.hvp(a)), a) for a, e in pairs]
+    return matrix
 
 
-def apply_rows(rows: Sequence[Tree], p: Tree, lam: Tree) -> Tree:
+def apply_matrix(matrix: Sequence[Tree], p: Tree, lam: Tree) -> Tree:
     """Returns A p as a tree of the form of λ."""
-    return unflatten(torch.stack([dot(a, p) for a in rows]), lam)
+    return unflatten(torch.stack([dot(a, p) for a in matrix]), lam)
 
 
-def backward_sum(terms: Sequence[Term], p: Tree, d_lam: Tree) -> Tree:
+def backward_sum(terms: Sequence[Term], p: Tree, d_lam: Leaves) -> Leaves:
     """Returns ∇f_K in the backward mode, term by term as Lemma 2 states it: K²/2 products, for reference."""
     for k, term in enumerate(terms):
         s = p
@@ -85,7 +86,7 @@ def backward_sum(terms: Sequence[Term], p: Tree, d_lam: Tree) -> Tree:
     return d_lam
 
 
-def forward_sum(terms: Sequence[Term], last: Inner, d_lam: Tree) -> Tree:
+def forward_sum(terms: Sequence[Term], last: Inner, d_lam: Leaves) -> Leaves:
     """Returns ∇f_K in the forward mode, term by term as Lemma 2 states it; `last` is G seen at ω_K."""
     for k, term in enumerate(terms):
         s = _p(term)

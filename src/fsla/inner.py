@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from fsla.checks import whole
-from fsla.problem import Oracles, Point, Sample, batch_of_step
-from fsla.tree import Scalar, Tree, axpy
+from fsla.problem import Oracles, Point
+from fsla.sample import Sample, batch_of_step
+from fsla.tree import Scalar, Tree
+from fsla.update import Plain, Update
 
 
 class InnerUpdate(Protocol):
     @property
+    def steps(self) -> int: ...
+    @property
     def revisited(self) -> int:
-        """How many of the last graphs an estimator may ask for again: all that unrolling reads, else one."""
+        """How many of the last views an estimator may ask for again: all that unrolling reads, else one."""
         ...
 
     def init(self, at: Point) -> Any: ...
@@ -22,34 +26,36 @@ class InnerUpdate(Protocol):
 
 @dataclass(frozen=True)
 class Descent:
-    """`steps` gradient steps (Algorithm 1, line 6, has one).
+    """`steps` steps along the gradient (Algorithm 1, line 6, has one), by any `update`.
 
-    Warm: from the ω of the last hyper-iteration. With `restart`: from the run's first ω each time, which is its memory.
-    With `trail`, the steps are kept in the point for unrolled differentiation, at the price of `steps` copies of ω.
+    Warm: from the ω of the last hyper-iteration; the update's memory goes on. With `restart`: from the run's first ω
+    each time, which is then the memory. With `trail`, the steps are kept in the point for unrolled differentiation, at
+    the price of `steps` copies of ω; they must be plain ones, whose derivative it is.
     """
 
     steps: int = 1
     restart: bool = False
     trail: bool = False
+    update: Update = field(default_factory=Plain)
 
     def __post_init__(self) -> None:
         whole(self.steps, "steps", "Descent")
+        if self.trail and self.update != Plain():
+            raise ValueError(f"With trail, the update of Descent must be Plain(). Got {self.update} instead.")
 
     @property
     def revisited(self) -> int:
         return self.steps if self.trail else 1
 
-    def init(self, at: Point) -> Tree | None:
-        return at.omega if self.restart else None
+    def init(self, at: Point) -> Any:
+        return at.omega if self.restart else self.update.init(at.omega)[1]
 
-    def run(
-        self, problem: Oracles, at: Point, memory: Tree | None, xi: Sample, tau: Scalar
-    ) -> tuple[Point, Tree | None]:
-        omega = at.omega if memory is None else memory
+    def run(self, problem: Oracles, at: Point, memory: Any, xi: Sample, tau: Scalar) -> tuple[Point, Any]:
+        omega, moved = self.update.init(memory) if self.restart else (at.omega, memory)
         trail: list[tuple[Tree, Scalar]] = []
         for t in range(self.steps):
             if self.trail:
                 trail.append((omega, tau))
             grad = problem.inner_at(Point(at.lam, omega), batch_of_step(xi.inner, t)).grad
-            omega = axpy(-tau, grad, omega)
-        return Point(at.lam, omega, tuple(trail)), memory
+            omega, moved = self.update(omega, grad, tau, moved)
+        return Point(at.lam, omega, tuple(trail)), memory if self.restart else moved

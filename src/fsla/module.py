@@ -1,18 +1,32 @@
-"""Networks as functions of ω: an nn.Module becomes a tree of parameters and a pure function of it."""
+"""Networks as functions of ω: an nn.Module becomes a tree of parameters and a pure function of it.
+
+Every oracle calls the network anew, at several points, and must see the same function. So what changes from pass to
+pass needs a word:
+
+    dropout and other random layers   allowed where the sample has a seed, which fixes the mask at all points of a step
+    batch normalisation               `batch_norm="batch"`: batch statistics in every pass, running ones untouched by
+                                      the passes and moved once a step by `net.track(omega, x)`;
+                                      `batch_norm="frozen"`: running statistics in every pass, as in eval mode
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from fsla.checks import pick
+from fsla.passes import seeded
 from fsla.tree import Tree
 
+BatchNorm = Literal["batch", "frozen"]
 
-def functional(model: nn.Module) -> tuple[Tree, Callable[..., Any]]:
+
+def functional(model: nn.Module, *, batch_norm: BatchNorm | None = None) -> tuple[Tree, Network]:
     """Splits a network into its parameters and a function of them.
 
     Returns (omega, net): `omega` holds the trainable parameters by name, detached from the model and so a starting
@@ -20,67 +34,121 @@ def functional(model: nn.Module) -> tuple[Tree, Callable[..., Any]]:
     misspelt name is an error, never a silent use of the model's own weight. Frozen parameters and buffers are read
     from the model.
 
-    Networks that change or draw something on each forward pass (running statistics, dropout) are refused: every oracle
-    calls the network anew and must see the same function. What their modules do not tell, the first call does.
+    Args:
+        model: the network.
+        batch_norm: what layers with running statistics do in training mode, "batch" or "frozen" (see the module);
+            without it they are refused.
+
+    Networks that draw something on each forward pass need a sample with a seed; networks that write their buffers are
+    refused. What their modules do not tell, the first call does.
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be a torch.nn.Module. Got {type(model).__name__} instead.")
-    trainable = {name: p.detach().clone() for name, p in model.named_parameters() if p.requires_grad}
-    if not trainable:
+    if batch_norm is not None:
+        pick(batch_norm, {"batch": 0, "frozen": 0}, "batch_norm policy")
+    omega = {name: p.detach().clone() for name, p in model.named_parameters() if p.requires_grad}
+    if not omega:
         raise ValueError("model must have at least one parameter that requires a gradient. Got none.")
-    moving = [(name or "the model", m) for name, m in model.named_modules() if _moves(m)]
-    shapes = {name: t.shape for name, t in trainable.items()}
-    tried: set[bool] = set()
+    return omega, Network(model, {name: t.shape for name, t in omega.items()}, batch_norm)
 
-    def net(omega: Tree, *inputs: Any, **named: Any) -> Any:
-        _refuse(moving)
+
+class Network:
+    """A network as a function of its trainable parameters: ``net(omega, *inputs)``."""
+
+    def __init__(self, model: nn.Module, shapes: dict[str, torch.Size], batch_norm: BatchNorm | None) -> None:
+        self._model = model
+        self._shapes = shapes
+        self._batch_norm = batch_norm
+        self._modules = [(name or "the model", m) for name, m in model.named_modules()]
+        self._tried: set[tuple[bool, bool]] = set()
+        self._refuse_statistics()
+
+    def __call__(self, omega: Tree, *inputs: Any, **named: Any) -> Any:
+        self._refuse_statistics()
+        self._refuse_draws()
         for name, t in omega.items():
-            if t.shape != shapes.get(name, t.shape):  # it might broadcast
+            if t.shape != self._shapes.get(name, t.shape):  # it might broadcast
                 raise ValueError(
-                    f"omega[{name!r}] must have shape {tuple(shapes[name])}. Got {tuple(t.shape)} instead."
+                    f"omega[{name!r}] must have shape {tuple(self._shapes[name])}. Got {tuple(t.shape)} instead."
                 )
-        fixed = {name: p.detach() for name, p in model.named_parameters() if not p.requires_grad}
-        buffers = dict(model.named_buffers())
+        with self._policy():
+            key = (self._model.training, seeded.get())
+            if key in self._tried:
+                return self._call(omega, inputs, named)
+            self._tried.add(key)
+            return self._first_call(omega, inputs, named)
 
-        def call() -> Any:
-            return functional_call(model, {**fixed, **buffers, **omega}, inputs, named, strict=True)
+    @torch.no_grad()
+    def track(self, omega: Tree, *inputs: Any, **named: Any) -> None:
+        """Moves the running statistics once, as a training pass at ω would: call it once a step, on the inner batch."""
+        self._call(omega, inputs, named)
 
-        if model.training in tried:
-            return call()
-        tried.add(model.training)  # the first call in each mode: does it draw or write anything?
-        random, versions = _random_state(), {name: b._version for name, b in buffers.items()}
-        out = call()
-        if not all(torch.equal(a, b) for a, b in zip(random, _random_state(), strict=True)):
-            raise ValueError(f"{_ALONE}, but it draws random numbers on each pass. {_REMEDY}")
+    def _call(self, omega: Tree, inputs: tuple[Any, ...], named: dict[str, Any]) -> Any:
+        fixed = {name: p.detach() for name, p in self._model.named_parameters() if not p.requires_grad}
+        values = {**fixed, **dict(self._model.named_buffers()), **omega}
+        return functional_call(self._model, values, inputs, named, strict=True)
+
+    def _first_call(self, omega: Tree, inputs: tuple[Any, ...], named: dict[str, Any]) -> Any:
+        """The first call in a mode: does it draw or write anything?"""
+        buffers = dict(self._model.named_buffers())
+        versions = {name: b._version for name, b in buffers.items()}
+        random = _random_state()
+        out = self._call(omega, inputs, named)
+        drew = not all(torch.equal(a, b) for a, b in zip(random, _random_state(), strict=True))
+        if drew and not seeded.get():
+            raise ValueError(f"{_ALONE}, but it draws random numbers on each pass. {_SEED}")
         written = [name for name, b in buffers.items() if b._version != versions[name]]
         if written:
-            raise ValueError(f"{_ALONE}, but it writes its buffers {written} on each pass. {_REMEDY}")
+            raise ValueError(f"{_ALONE}, but it writes its buffers {written} on each pass. {_EVAL}")
         return out
 
-    _refuse(moving)
-    return trainable, net
+    @contextmanager
+    def _policy(self) -> Iterator[None]:
+        """Switches the layers with running statistics as the policy has it, for one call."""
+        moving = [] if self._batch_norm is None else [m for _, m in self._modules if m.training and _has_statistics(m)]
+        flag = "track_running_stats" if self._batch_norm == "batch" else "training"
+        for m in moving:
+            setattr(m, flag, False)
+        try:
+            yield
+        finally:
+            for m in moving:
+                setattr(m, flag, True)
+
+    def _refuse_statistics(self) -> None:
+        if self._batch_norm is not None:
+            return
+        for name, m in self._modules:
+            if m.training and _has_statistics(m):
+                raise ValueError(
+                    f"{_ALONE}, but {name!r} ({type(m).__name__}) in training mode moves its running statistics on "
+                    'each pass. Say fsla.functional(model, batch_norm="batch") for batch statistics in every pass or '
+                    '"frozen" for the running ones, make the layer with track_running_stats=False, or call '
+                    "model.eval()."
+                )
+
+    def _refuse_draws(self) -> None:
+        if seeded.get():
+            return
+        for name, m in self._modules:
+            if m.training and isinstance(m, nn.modules.dropout._DropoutNd) and m.p > 0:
+                raise ValueError(
+                    f"{_ALONE}, but {name!r} ({type(m).__name__}) in training mode draws a new mask on each pass. "
+                    f"{_SEED}"
+                )
 
 
 _ALONE = "The network must be a function of omega and the batch alone"
-_REMEDY = "Call model.eval(), or use GroupNorm or LayerNorm without dropout."
+_SEED = "Give the sample a seed, as in Sample.draw(..., seed=k), which fixes the mask, or call model.eval()."
+_EVAL = "Call model.eval(), or keep what changes out of the network."
 
 
 def _random_state() -> list[Tensor]:
-    return [torch.get_rng_state(), *(torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else [])]  # type: ignore[no-untyped-call]
-
-
-def _moves(m: nn.Module) -> bool:
-    return _has_statistics(m) or (isinstance(m, nn.modules.dropout._DropoutNd) and m.p > 0)
+    states = [torch.get_rng_state()]
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        states += torch.cuda.get_rng_state_all()
+    return states
 
 
 def _has_statistics(m: nn.Module) -> bool:
-    return getattr(m, "running_mean", None) is not None
-
-
-def _refuse(moving: list[tuple[str, nn.Module]]) -> None:
-    for name, m in moving:
-        if m.training:
-            why = "moves its running statistics" if _has_statistics(m) else "draws a new mask"
-            raise ValueError(
-                f"{_ALONE}, but {name!r} ({type(m).__name__}) in training mode {why} on each pass. {_REMEDY}"
-            )
+    return getattr(m, "running_mean", None) is not None and bool(getattr(m, "track_running_stats", True))

@@ -2,24 +2,23 @@
 
 An algorithm sees a problem through two views, each at one point and on one batch:
 
-    G = problem.inner_at(at, batch)    G.grad = ∂_ω G    G.hvp(v) = H v    G.cross(v) = J v
+    G = problem.inner_at(at, batch)    G.grad = ∂_ω G    G.hvp(v) = H v    G.cross(v) = J v    G.d_lam = ∂_λ G
     F = problem.outer_at(at, batch)    F.d_lam = ∂_λ F   F.d_omega = ∂_ω F
 
-with H = ∂²G/∂ω² (n x n) and J = ∂²G/∂λ∂ω (p x n). These five oracles are all that an algorithm may call; the
-hypergradient is ∂_λ F - J v with v = H⁻¹ ∂_ω F (Proposition 1, with one sign of v everywhere).
+with H = ∂²G/∂ω² (n x n) and J = ∂²G/∂λ∂ω (p x n). These oracles are all that an algorithm may call; the hypergradient
+is ∂_λ F - J v with v = H⁻¹ ∂_ω F (Proposition 1, with one sign of v everywhere).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import NamedTuple, Protocol, Self, runtime_checkable
 
+import torch
 from torch import Tensor
 
 from fsla import tree
-from fsla.tree import Scalar, Tree
-
-Batch = Any
+from fsla.sample import Batch, Sample, batch_of_step
+from fsla.tree import Leaves, Scalar, Tree
 
 
 class Point(NamedTuple):
@@ -30,81 +29,40 @@ class Point(NamedTuple):
     trail: tuple[tuple[Tree, Scalar], ...] = ()
     """(ω̂_k, η_{k+1}) for k = 0 … K-1: the states before each inner step and the step sizes (Lemma 2, BP)."""
 
-
-class Batches(tuple[Batch, ...]):
-    """A batch for each of several inner steps, in the place of one batch that serves them all."""
-
-
-def batch_of_step(batch: Batch, k: int) -> Batch:
-    """Returns the batch of inner step k = 0, 1, …"""
-    if not isinstance(batch, Batches):
-        return batch
-    if k >= len(batch):
-        raise ValueError(f"Batches must hold one batch for each inner step. Got {len(batch)}; step {k + 1} has none.")
-    return batch[k]
-
-
-Mode = Literal["independent", "grouped", "shared"]
-
-
-class Sample(NamedTuple):
-    """ξ_{k,1} … ξ_{k,5} of Algorithm 1, line 5.
-
-    Batches are compared by identity: where two oracles are asked at one point on the same batch object, they share one
-    graph. Algorithm 1 with STORM needs `outer_lam` and `cross` drawn independently of the other three.
-    """
-
-    inner: Batch
-    outer_omega: Batch
-    hvp: Batch
-    outer_lam: Batch
-    cross: Batch
-
-    @classmethod
-    def full(cls, inner: Batch, outer: Batch) -> Sample:
-        """One inner and one outer batch for everything: full-batch methods, or mode "shared"."""
-        return cls(inner, outer, inner, outer, inner)
-
-    @classmethod
-    def draw(cls, mode: Mode, inner: Callable[[], Batch], outer: Callable[[], Batch]) -> Sample:
-        """Draws a sample from two sources of batches.
-
-        "independent": five draws, as Algorithm 1 has it. "grouped": {ξ1, ξ2, ξ3} and {ξ4, ξ5}, two inner and two outer
-        draws, the fewest that leave STORM unbiased. "shared": one draw of each; right for momentum "none" or
-        "average", but under STORM a bias of the order c_β / c_η stays for ever.
-        """
-        for name, source in (("inner", inner), ("outer", outer)):
-            if not callable(source):
-                raise TypeError(
-                    f"The {name} source of Sample.draw must be a function without arguments that returns a batch. "
-                    f"Got {type(source).__name__} instead."
-                )
-        if mode == "independent":
-            return cls(inner(), outer(), inner(), outer(), inner())
-        if mode == "grouped":
-            first, second = (inner(), outer()), (inner(), outer())
-            return cls(first[0], first[1], first[0], second[1], second[0])
-        if mode == "shared":
-            return cls.full(inner(), outer())
-        raise ValueError(f"The sampling mode must be 'independent', 'grouped' or 'shared'. Got {mode!r} instead.")
-
-    @property
-    def repeats(self) -> bool:
-        """Whether any two oracles of one level get the same batch, so that they may share a graph."""
-        inner = self.inner is self.hvp or self.inner is self.cross or self.hvp is self.cross
-        return inner or self.outer_omega is self.outer_lam
+    def to(self, to: torch.device | torch.dtype | str) -> Point:
+        """The point on another device, or in another floating-point dtype."""
+        trail = tuple((tree.to(omega, to), eta) for omega, eta in self.trail)
+        return Point(tree.to(self.lam, to), tree.to(self.omega, to), trail)
 
 
 class Inner(Protocol):
-    """G at one point on one batch. Each oracle is computed when it is asked for, all from one graph."""
+    """G at one point on one batch. Each oracle is computed when it is asked for.
+
+    A view gives up its graph with the first product that is asked of it, and a further product makes it anew; where
+    several are wanted at one point, ask `linearised()` for them.
+    """
+
+    @property
+    def unit(self) -> float:
+        """The rounding unit of the arithmetic that the passes are computed in."""
+        ...
 
     @property
     def value(self) -> Tensor: ...
     @property
     def grad(self) -> Tree: ...
+    @property
+    def d_lam(self) -> Leaves:
+        """∂_λ G, from a pass in which nothing but λ requires a gradient."""
+        ...
+
+    def gradients(self) -> tuple[Tree, Leaves]:
+        """(∂_ω G, ∂_λ G) in one pass, for about the price of the first."""
+        ...
+
     def hvp(self, v: Tree) -> Tree: ...
-    def cross(self, v: Tree) -> Tree: ...
-    def hvp_cross(self, v: Tree) -> tuple[Tree, Tree]:
+    def cross(self, v: Tree) -> Leaves: ...
+    def hvp_cross(self, v: Tree) -> tuple[Tree, Leaves]:
         """(H v, J v) in one pass, for about the price of one of them."""
         ...
 
@@ -112,26 +70,40 @@ class Inner(Protocol):
         """Jᵀ u, the transposed product. Only the matrix recursion, which carries p rows, asks for it."""
         ...
 
+    def linearised(self) -> Self:
+        """The view, with a graph that stays for as many products as are wanted."""
+        ...
+
+
+@runtime_checkable
+class Composed(Protocol):
+    """A view of a loss that knows its network's outputs, and so has a Gauss-Newton product."""
+
+    def gnvp(self, v: Tree) -> Tree: ...
+
 
 class Outer(Protocol):
-    """F at one point on one batch. Each oracle is computed when it is asked for."""
+    """F at one point on one batch. Where both derivatives are wanted, ask for `d_omega` first: one pass gives both."""
 
     @property
     def value(self) -> Tensor: ...
     @property
-    def d_lam(self) -> Tree: ...
-    @property
     def d_omega(self) -> Tree: ...
+    @property
+    def d_lam(self) -> Leaves: ...
 
 
 class Oracles(Protocol):
-    """What an algorithm knows of a problem. `fsla.Problem` makes one from two losses."""
+    """What an algorithm knows of a problem. `fsla.Problem` makes one from two losses.
 
-    def inner_at(self, at: Point, batch: Batch) -> Inner: ...
-    def outer_at(self, at: Point, batch: Batch) -> Outer: ...
+    `seed` fixes what random layers draw in every pass of a view.
+    """
+
+    def inner_at(self, at: Point, batch: Batch, seed: int | None = None) -> Inner: ...
+    def outer_at(self, at: Point, batch: Batch, seed: int | None = None) -> Outer: ...
 
 
-def checked(problem: Oracles, at: Point, inner_batch: Batch, outer_batch: Batch) -> Point:
+def checked(problem: Oracles, at: Point, xi: Sample) -> Point:
     """Returns the point, cut off from any graph. Done once, before a run.
 
     Raises unless it is of the right form, and both losses and their gradients in ω are finite there.
@@ -141,19 +113,25 @@ def checked(problem: Oracles, at: Point, inner_batch: Batch, outer_batch: Batch)
     tree.check(at.lam, "lam")
     tree.check(at.omega, "omega")
     at = Point(tree.detach(at.lam), tree.detach(at.omega))
-    inner = problem.inner_at(at, batch_of_step(inner_batch, 0))
-    outer = problem.outer_at(at, batch_of_step(outer_batch, 0))
-    for name, view in (("inner loss G", inner), ("outer loss F", outer)):
-        if not bool(view.value.isfinite()):
-            raise ValueError(
-                f"The {name} must be finite at the starting point. Got {float(view.value)} instead. "
-                "Check the data for NaN and infinity, and the scale of lam and omega."
-            )
-    for name, grad in (("inner loss G", inner.grad), ("outer loss F", outer.d_omega)):
-        bad = [key for key, t in grad.items() if not bool(t.isfinite().all())]
-        if bad:
-            raise ValueError(
-                f"The gradient of the {name} in omega must be finite at the starting point, and is not in {bad}. "
-                "Check for norms, roots and logarithms at 0."
-            )
+    seeds = xi.seeds()
+    inner_batch = batch_of_step(xi.inner, 0)
+    outer_batch = batch_of_step(xi.outer_omega, 0)
+    inner = problem.inner_at(at, inner_batch, seeds.get(id(inner_batch)))
+    outer = problem.outer_at(at, outer_batch, seeds.get(id(outer_batch)))
+    _check_finite("inner loss G", inner.value, inner.grad)
+    _check_finite("outer loss F", outer.value, outer.d_omega)
     return at
+
+
+def _check_finite(name: str, value: Tensor, gradient: Tree) -> None:
+    if not bool(value.isfinite()):
+        raise ValueError(
+            f"The {name} must be finite at the starting point. Got {float(value)} instead. "
+            "Check the data for NaN and infinity, and the scale of lam and omega."
+        )
+    bad = [key for key, t in gradient.items() if not bool(t.isfinite().all())]
+    if bad:
+        raise ValueError(
+            f"The gradient of the {name} in omega must be finite at the starting point, and is not in {bad}. "
+            "Check for norms, roots and logarithms at 0."
+        )

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 
 from fsla.checks import positive
 from fsla.tree import Tree, norm, scale
-
-Projection = Callable[[Tree], Tree]
 
 
 @dataclass(frozen=True)

@@ -1,40 +1,56 @@
 """Algorithm 1, for every estimator, inner update, direction and schedule.
 
     rates(k) ─┐
-    State ──▶ λ' = Π(λ - α d) ──▶ inner.run ─────────▶ (λ', ω') ─┐
-                   └────────────▶ estimator.advance ─▶ v' ────────┴─▶ direction(gradient, new, old, d, η) ──▶ State'
+    State ──▶ λ' = outer(λ, d, α) ─▶ inner.run ─────────▶ (λ', ω') ─┐
+                   └───────────────▶ estimator.advance ─▶ v' ────────┴─▶ direction(gradient, new, old, d, η) ──▶ State'
 
 This file is the only place that knows the order. A step is pure: it returns a new state, and the old one stays valid.
 """
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, Protocol
 
+import torch
+
 from fsla.direction import Direction, Storm
 from fsla.estimators import Estimator
 from fsla.inner import Descent, InnerUpdate
-from fsla.problem import Oracles, Point, Sample, checked
-from fsla.projection import Projection
+from fsla.nest import map_tensors, tensors
+from fsla.problem import Oracles, Point, checked
 from fsla.rates import Rates, callable_rates
-from fsla.tree import Tree, axpy, dense
-from fsla.wrap import Shared
+from fsla.sample import Needs, Sample
+from fsla.tree import Leaves, Tree, dense
+from fsla.update import Plain, Update
+from fsla.wrap import Seeded, Shared
 
 
 class State(NamedTuple):
-    """Where a run stands after k steps: (λ, ω), the memories of the inner update and of the estimator, and d."""
+    """Where a run stands after k steps: (λ, ω), the memories of the inner update and of the estimator, d, and the
+    memory of λ's update."""
 
     k: int
     at: Point
     inner: Any
     memory: Any
     d: Tree
+    outer: Any = None
 
     def is_finite(self) -> bool:
-        """Whether λ, ω and d hold no NaN or infinity. Asks the device, so not at every step."""
-        return all(bool(t.isfinite().all()) for x in (self.at.lam, self.at.omega, self.d) for t in x.values())
+        """Whether no tensor of the state, v among them, holds NaN or infinity. Asks the device: not at every step."""
+        return all(bool(t.isfinite().all()) for t in tensors(self))
+
+    def to(self, to: torch.device | torch.dtype | str) -> State:
+        """The state on another device, or in another floating-point dtype."""
+        moved: State = map_tensors(lambda t: t.to(to), self)
+        return moved
+
+
+class SharedBatchWarning(UserWarning):
+    """STORM on batches that also moved ω and v: its direction keeps a bias."""
 
 
 class Algorithm(Protocol):
@@ -46,6 +62,11 @@ class Algorithm(Protocol):
 
     @property
     def rates(self) -> Callable[[int], Rates]: ...
+    @property
+    def needs(self) -> Needs:
+        """The batches that a step reads."""
+        ...
+
     def init(self, problem: Oracles, at: Point, xi: Sample) -> State: ...
     def step(self, problem: Oracles, state: State, xi: Sample) -> State: ...
     def move(self, problem: Oracles, state: State, xi: Sample, rate: Rates) -> State: ...
@@ -60,27 +81,41 @@ class Solver:
     inner: InnerUpdate = field(default_factory=Descent)
     direction: Direction = field(default_factory=Storm)
     v_at: Literal["old", "new"] = "old"
-    project: Projection | None = None
+    outer: Update = field(default_factory=Plain)
 
     def __post_init__(self) -> None:
         callable_rates(self.rates)
         if self.v_at not in ("old", "new"):
             raise ValueError(f"The 'v_at' of a Solver must be 'old' or 'new'. Got {self.v_at!r} instead.")
 
+    @property
+    def needs(self) -> Needs:
+        steps = self.inner.steps
+        return Needs(inner=steps, hvp=self.estimator.hvp_batches(steps))
+
     def init(self, problem: Oracles, at: Point, xi: Sample) -> State:
-        at = checked(problem, at, xi.inner, xi.outer_omega)
-        at = Point(self._projected(at.lam), at.omega)
+        self.needs.check(xi)
+        if xi.mode == "shared" and isinstance(self.direction, Storm):
+            warnings.warn(_BIASED, SharedBatchWarning, stacklevel=2)
+        at = checked(problem, at, xi)
+        lam, outer = self.outer.init(at.lam)
+        at = Point(lam, at.omega)
         memory = self.estimator.init(at)
-        d = dense(self.estimator.gradient(problem, at, memory, xi))
-        return State(0, at, self.inner.init(at), memory, d)
+        d = dense(self.estimator.gradient(Seeded(problem, xi), at, memory, xi))
+        return State(0, at, self.inner.init(at), memory, d, outer)
 
     def step(self, problem: Oracles, state: State, xi: Sample) -> State:
         return self.move(problem, state, xi, self.rates(state.k))
 
     def move(self, problem: Oracles, state: State, xi: Sample, rate: Rates) -> State:
+        self.needs.check(xi)
+        if xi.seed is not None:
+            problem = Seeded(problem, xi)
         if xi.repeats:
-            problem = Shared(problem, keep=self.inner.revisited)
-        here = Point(self._projected(axpy(-rate.alpha, state.d, state.at.lam)), state.at.omega)  # line 3
+            several = self.v_at == "new" and xi.hvp is xi.cross  # H v and J v' at one point
+            problem = Shared(problem, keep=self.inner.revisited, linearised=several)
+        lam, outer = self.outer(state.at.lam, state.d, rate.alpha, state.outer)  # line 3
+        here = Point(lam, state.at.omega)
 
         def advance(at: Point) -> Any:  # line 7
             return self.estimator.advance(problem, at, state.memory, xi, rate.beta)
@@ -89,11 +124,14 @@ class Solver:
         at, inner = self.inner.run(problem, here, state.inner, xi, rate.tau)  # line 6
         memory = memory if self.v_at == "old" else advance(at)
 
-        def gradient(at: Point, memory: Any) -> Tree:  # line 8
+        def gradient(at: Point, memory: Any) -> Leaves:  # line 8
             return self.estimator.gradient(problem, at, memory, xi)
 
         d = self.direction(gradient, (at, memory), (state.at, state.memory), state.d, rate.eta)  # line 9
-        return State(state.k + 1, at, inner, memory, d)
+        return State(state.k + 1, at, inner, memory, d, outer)
 
-    def _projected(self, lam: Tree) -> Tree:
-        return lam if self.project is None else self.project(lam)
+
+_BIASED = (
+    "STORM needs the batches of its gradients drawn independently of those that move omega and v; on shared ones its "
+    "direction keeps a bias for ever. Draw samples 'grouped' or 'independent', or take momentum='none' or 'average'."
+)

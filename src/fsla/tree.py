@@ -4,20 +4,20 @@ A tree is a mapping from names to tensors. Operations pair tensors by name, neve
 disagree in keys, shapes, dtypes or devices (PyTorch would broadcast or promote them silently), and never write in
 place: an old state stays valid. Scalars that are computed stay 0-d tensors, so the host never waits for the device.
 
-A hypergradient may hold `Rows` for a tensor: where each of N samples has a weight, the derivative on a batch
-is zero but for the batch's rows. Sums with a tensor give a tensor; nothing of the length N is made before that.
+A derivative by λ may hold `Rows` for a tensor: where each of N samples has a weight, the derivative on a batch is zero
+but for the batch's rows. Sums with a tensor give a tensor; nothing of the length N is made before that.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from typing import cast
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TypeVar, overload
 
 import torch
 from torch import Tensor
 
-Tree = Mapping[str, Tensor]
 Scalar = float | Tensor
 
 
@@ -41,17 +41,37 @@ class Rows:
     def device(self) -> torch.device:
         return self.values.device
 
+    def scaled(self, a: Scalar) -> Rows:
+        return replace(self, values=a * self.values)
+
+    def detach(self) -> Rows:
+        return replace(self, values=self.values.detach())
+
+    def plus(self, a: Scalar, other: Rows) -> Rows:
+        """Returns self + a other."""
+        if self.index is other.index:
+            return replace(self, values=self.values + a * other.values)
+        index = torch.cat([self.index, other.index])
+        return Rows(index, torch.cat([self.values, a * other.values]), self.length)
+
     def dense(self) -> Tensor:
         return self.values.new_zeros(self.shape).index_add_(0, self.index, self.values)
 
 
-def dense(x: Tree) -> Tree:
+Leaf = Tensor | Rows
+Tree = Mapping[str, Tensor]
+Leaves = Mapping[str, Leaf]
+"""A tree that may hold rows: what a derivative by λ is."""
+L = TypeVar("L", bound=Leaf)
+
+
+def dense(x: Leaves) -> Tree:
     """Returns x with every `Rows` written out."""
-    return {name: t.dense() if isinstance(t, Rows) else t for name, t in x.items()}
+    return {name: _dense(t) for name, t in x.items()}
 
 
-def _has_rows(x: Tree) -> bool:
-    return any(isinstance(t, Rows) for t in x.values())
+def _dense(t: Leaf) -> Tensor:
+    return t.dense() if isinstance(t, Rows) else t
 
 
 def check(x: object, name: str) -> None:
@@ -70,7 +90,7 @@ def check(x: object, name: str) -> None:
             raise TypeError(f"{name}[{key!r}] must be a real floating-point tensor. Got {t.dtype} instead.")
 
 
-def row(x: Tree, like: Tree) -> list[Tensor]:
+def aligned(x: Mapping[str, L], like: Leaves) -> list[L]:
     """Returns the tensors of x in the order of `like`; raises if the two trees are not of one form."""
     if x.keys() != like.keys():
         raise ValueError(f"Trees must have the same keys, but only one of them has {sorted(x.keys() ^ like.keys())}.")
@@ -86,88 +106,119 @@ def row(x: Tree, like: Tree) -> list[Tensor]:
     return out
 
 
-def _form(t: Tensor) -> str:
+def _form(t: Leaf) -> str:
     return f"{tuple(t.shape)} {t.dtype} on {t.device}"
 
 
-def axpy(a: Scalar, x: Tree, y: Tree) -> Tree:
+def _tensors(leaves: Sequence[Leaf]) -> list[Tensor] | None:
+    """The leaves as tensors, or None if one of them is rows."""
+    found = [t for t in leaves if isinstance(t, Tensor)]
+    return found if len(found) == len(leaves) else None
+
+
+@overload
+def axpy(a: Scalar, x: Leaves, y: Tree) -> Tree: ...
+@overload
+def axpy(a: Scalar, x: Tree, y: Leaves) -> Tree: ...
+@overload
+def axpy(a: Scalar, x: Leaves, y: Leaves) -> Leaves: ...
+def axpy(a: Scalar, x: Leaves, y: Leaves) -> Leaves:
     """Returns y + a x."""
-    xs, ys = row(x, y), list(y.values())
-    if _has_rows(x) or _has_rows(y):
-        return {name: _add(u, a, t) for name, t, u in zip(y, xs, ys, strict=True)}
+    own = list(y.values())
+    other = aligned(x, y)
+    ys = _tensors(own)
+    xs = _tensors(other)
+    if xs is None or ys is None:
+        return {name: _add(u, a, t) for name, u, t in zip(y, own, other, strict=True)}
     if isinstance(a, Tensor):
         return dict(zip(y, torch._foreach_add(ys, torch._foreach_mul(xs, a)), strict=True))
     return dict(zip(y, torch._foreach_add(ys, xs, alpha=a), strict=True))
 
 
-def _add(y: Tensor | Rows, a: Scalar, x: Tensor | Rows) -> Tensor:
-    """y + a x, where either may be rows; rows if both are."""
+def _add(y: Leaf, a: Scalar, x: Leaf) -> Leaf:
+    """y + a x; rows if both are."""
     if isinstance(x, Rows):
-        if not isinstance(y, Rows):
-            return y.index_add(0, x.index, a * x.values)
-        if x.index is y.index:
-            return cast(Tensor, Rows(x.index, y.values + a * x.values, x.length))
-        both = torch.cat([y.index, x.index]), torch.cat([y.values, a * x.values])
-        return cast(Tensor, Rows(*both, x.length))
+        return y.plus(a, x) if isinstance(y, Rows) else y.index_add(0, x.index, a * x.values)
     return (a * x).index_add_(0, y.index, y.values) if isinstance(y, Rows) else y + a * x
 
 
-def _scaled(a: Scalar, x: Tensor | Rows) -> Tensor:
-    return cast(Tensor, Rows(x.index, a * x.values, x.length)) if isinstance(x, Rows) else a * x
-
-
-def sub(x: Tree, y: Tree) -> Tree:
+@overload
+def sub(x: Tree, y: Leaves) -> Tree: ...
+@overload
+def sub(x: Leaves, y: Tree) -> Tree: ...
+@overload
+def sub(x: Leaves, y: Leaves) -> Leaves: ...
+def sub(x: Leaves, y: Leaves) -> Leaves:
     """Returns x - y."""
-    if _has_rows(x) or _has_rows(y):
-        return axpy(-1.0, y, x)
-    return dict(zip(x, torch._foreach_sub(list(x.values()), row(y, x)), strict=True))
+    return axpy(-1.0, y, x)
 
 
-def scale(a: Scalar, x: Tree) -> Tree:
+@overload
+def scale(a: Scalar, x: Tree) -> Tree: ...
+@overload
+def scale(a: Scalar, x: Leaves) -> Leaves: ...
+def scale(a: Scalar, x: Leaves) -> Leaves:
     """Returns a x."""
-    if _has_rows(x):
-        return {name: _scaled(a, t) for name, t in x.items()}
-    return dict(zip(x, torch._foreach_mul(list(x.values()), a), strict=True))
+    xs = _tensors(list(x.values()))
+    if xs is None:
+        return {name: t.scaled(a) if isinstance(t, Rows) else a * t for name, t in x.items()}
+    return dict(zip(x, torch._foreach_mul(xs, a), strict=True))
 
 
-def dot(x: Tree, y: Tree) -> Tensor:
+def dot(x: Leaves, y: Leaves) -> Tensor:
     """Returns <x, y> as a 0-d tensor."""
-    x, y = dense(x), dense(y)
-    parts = [(a * b).sum() for a, b in zip(x.values(), row(y, x), strict=True)]
+    pairs = zip(x.values(), aligned(y, x), strict=True)
+    parts = [(_dense(a) * _dense(b)).sum() for a, b in pairs]
     return parts[0] if len(parts) == 1 else torch.stack(parts).sum()
 
 
-def norm(x: Tree) -> Tensor:
+def norm(x: Leaves) -> Tensor:
     """Returns the Euclidean norm of x as a 0-d tensor."""
     total: Tensor = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(list(dense(x).values()))))
     return total
 
 
-def detach(x: Tree) -> Tree:
+@overload
+def detach(x: Tree) -> Tree: ...
+@overload
+def detach(x: Leaves) -> Leaves: ...
+def detach(x: Leaves) -> Leaves:
     return {name: t.detach() for name, t in x.items()}
 
 
-def zeros_like(x: Tree) -> Tree:
-    return {name: torch.zeros_like(t) for name, t in x.items()}
+def to(x: Tree, to: torch.device | torch.dtype | str) -> Tree:
+    """Returns x on another device, or in another dtype."""
+    return {name: t.to(to) for name, t in x.items()}
 
 
-def size(x: Tree) -> int:
+def zeros_like(x: Leaves) -> Tree:
+    return {name: torch.zeros(t.shape, dtype=t.dtype, device=t.device) for name, t in x.items()}
+
+
+def is_finite(x: Leaves) -> bool:
+    """Whether x holds no NaN or infinity. Asks the device."""
+    return all(bool((t.values if isinstance(t, Rows) else t).isfinite().all()) for t in x.values())
+
+
+def size(x: Leaves) -> int:
     """Returns the number of coordinates of x."""
-    return sum(t.numel() for t in x.values())
+    return sum(math.prod(t.shape) for t in x.values())
 
 
-def flatten(x: Tree) -> Tensor:
+def flatten(x: Leaves) -> Tensor:
     """Returns the coordinates of x as one vector."""
-    return torch.cat([t.reshape(-1) for t in x.values()])
+    return torch.cat([_dense(t).reshape(-1) for t in x.values()])
 
 
-def unflatten(flat: Tensor, like: Tree) -> Tree:
+def unflatten(flat: Tensor, like: Leaves) -> Tree:
     """Returns the tree of the form of `like` whose coordinates are `flat`."""
-    parts = torch.split(flat, [t.numel() for t in like.values()])
-    return {name: part.reshape(t.shape).to(t) for (name, t), part in zip(like.items(), parts, strict=True)}
+    parts = torch.split(flat, [math.prod(t.shape) for t in like.values()])
+    return {
+        name: part.reshape(t.shape).to(t.device, t.dtype) for (name, t), part in zip(like.items(), parts, strict=True)
+    }
 
 
-def basis(like: Tree) -> Iterator[Tree]:
+def basis(like: Leaves) -> Iterator[Tree]:
     """Yields the unit trees e_1, e_2, … of the form of `like`."""
     one = torch.zeros_like(flatten(like))
     for i in range(one.numel()):

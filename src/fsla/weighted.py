@@ -2,31 +2,29 @@
 
     G(λ, ω) = mean_j w_j(λ) l_j(ω) + r(ω)        J v = ∂_λ mean_j w_j(λ) <∂_ω l_j, v>
 
-The directional derivatives <∂_ω l_j, v> of all samples are one forward-mode pass, about as cheap as a gradient, where
-the general path takes a reverse pass over a reverse pass; a forward-mode H v has them on its way. Where λ has a row for
-each sample (`rows`), J v is the batch's rows alone. With the network's outputs z = z(ω) known (`outputs`), so is the
-Gauss-Newton product: Z'ᵀ (∂²_z mean_j w_j l_j(z)) Z' v + ∂²r v with Z' = ∂_ω z, which drops the curvature of the
-network itself and is positive semi-definite for losses that are convex in z. All else is as in `fsla.Problem`.
+The slopes <∂_ω l_j, v> of all samples are one forward-mode pass, about as cheap as a gradient, where the general path
+takes a reverse pass over a reverse pass; a forward-mode H v has them on its way. Where λ has a row for each sample
+(`rows`), J v is the batch's rows alone. With the network's outputs z = z(ω) known (`outputs`), so is the Gauss-Newton
+product: Z'ᵀ (∂²_z mean_j w_j l_j(z)) Z' v + ∂²r v with Z' = ∂_ω z, which drops the curvature of the network itself and
+is positive semi-definite for losses that are convex in z. All else is as in `fsla.Problem`.
 """
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Callable, Sequence
-from functools import cached_property
-from typing import Any, cast
+from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.autograd.forward_ad as forward
 from torch import Tensor
 
-from fsla.autodiff import Loss, Mode, Problem, _duals, _evaluate, _Evaluated, _filled, _first, _Linearised, _vjp
-from fsla.problem import Batch, Inner, Outer, Point
-from fsla.tree import Rows, Tree, axpy, detach, row
-
-with warnings.catch_warnings():  # PyTorch's own forward mode compiles this module when first used, and warns of itself
-    warnings.simplefilter("ignore")
-    import torch._decomp.decompositions_for_jvp
+from fsla import passes
+from fsla.autodiff import Mode, Problem
+from fsla.passes import Loss
+from fsla.problem import Point
+from fsla.sample import Batch
+from fsla.tree import Leaves, Rows, Tree, aligned, axpy, detach
+from fsla.views import INNER, ExactView, Ways
 
 
 class WeightedProblem(Problem):
@@ -41,8 +39,8 @@ class WeightedProblem(Problem):
             is then given the batch's rows in the place of λ, and `cross` returns `fsla.tree.Rows`: a step costs what
             the batch costs, but for one sweep over λ and one over d.
         outputs: z(ω; batch), the network's outputs. `sample_losses` is then called with them in the place of ω, must
-            be convex in them, and Gauss-Newton products can be had.
-        direct, mode: as in `fsla.Problem`. "reverse" holds for J v too.
+            be convex in them, and `fsla.GaussNewton` can be used.
+        direct, mode, autocast: as in `fsla.Problem`. "reverse" holds for J v too.
     """
 
     def __init__(
@@ -54,15 +52,19 @@ class WeightedProblem(Problem):
         regulariser: Callable[[Tree], Tensor] | None = None,
         rows: Callable[[Batch], Tensor] | None = None,
         outputs: Callable[[Tree, Batch], Tensor] | None = None,
-        direct: bool | None = None,
+        direct: bool = True,
         mode: Mode = "auto",
+        autocast: torch.dtype | None = None,
     ) -> None:
         def inner_loss(lam: Tree, omega: Tree, batch: Batch) -> Tensor:
-            return self.whole_loss(self.of_batch(lam, batch), self.losses(omega, batch), omega, batch)
+            return self.batch_loss(self.of_batch(lam, batch), omega, batch)
 
-        super().__init__(inner_loss, outer_loss, direct=direct, mode=mode)
-        self.sample_losses, self.sample_weights, self.outputs = sample_losses, sample_weights, outputs
-        self.regulariser, self.rows = regulariser, rows
+        super().__init__(inner_loss, outer_loss, direct=direct, mode=mode, autocast=autocast)
+        self.sample_losses = sample_losses
+        self.sample_weights = sample_weights
+        self.outputs = outputs
+        self.regulariser = regulariser
+        self.rows = rows
 
     def losses(self, omega: Tree, batch: Batch) -> Tensor:
         """l(ω; batch)."""
@@ -78,10 +80,14 @@ class WeightedProblem(Problem):
             )
         return (weights * each).mean()
 
-    def whole_loss(self, lam: Tree, each: Tensor, omega: Tree, batch: Batch) -> Tensor:
+    def total(self, lam: Tree, each: Tensor, omega: Tree, batch: Batch) -> Tensor:
         """G from the sample losses."""
         value = self.weighted(lam, each, batch)
         return value if self.regulariser is None else value + self.regulariser(omega)
+
+    def batch_loss(self, lam: Tree, omega: Tree, batch: Batch) -> Tensor:
+        """G; `lam` is what the batch reads of λ."""
+        return self.total(lam, self.losses(omega, batch), omega, batch)
 
     def of_batch(self, lam: Tree, batch: Batch) -> Tree:
         """What a batch reads of λ: its rows, or all of it."""
@@ -95,97 +101,131 @@ class WeightedProblem(Problem):
             raise ValueError(f"With rows, every tensor of lam must have a row for each sample. {flat} have none.")
         return {name: t[index] for name, t in lam.items()}
 
-    def inner_at(self, at: Point, batch: Batch) -> Inner:
-        return _Weighted(self, at, batch) if self.outputs is None else _Composed(self, at, batch)
+    def by_lam(self, of_batch: Tree, batch: Batch, lam: Tree) -> Leaves:
+        """A derivative by what the batch reads of λ, as one by λ."""
+        if self.rows is None:
+            return of_batch
+        index = self.rows(batch)
+        return {name: Rows(index, g, len(lam[name])) for name, g in of_batch.items()}
 
-    def outer_at(self, at: Point, batch: Batch) -> Outer:
-        return super().outer_at(at, batch) if self.rows is None else _NoRows(self, at, batch)
+    def without_d_lam(self, lam: Tree) -> Leaves:
+        """∂_λ F where F does not read λ: with rows, no rows at all."""
+        if self.rows is None:
+            return super().without_d_lam(lam)
+        none = torch.zeros(0, dtype=torch.long, device=passes.device_of(lam))
+        return {name: Rows(none, t[:0].detach(), len(t)) for name, t in lam.items()}
+
+    def _candidates(self, device: torch.device) -> tuple[Ways, ...]:
+        forward_slopes = Ways(hvp_forward=device.type == "cuda", slopes_forward=True)
+        return (forward_slopes, Ways(hvp_forward=False, slopes_forward=False))
+
+    def _exact(self, at: Point, batch: Batch, seed: int | None, ways: Ways) -> ExactView:
+        return (WeightedView if self.outputs is None else ComposedView)(self, at, batch, seed, ways)
 
 
-class _Weighted(_Linearised):
-    def __init__(self, problem: WeightedProblem, at: Point, batch: Batch) -> None:
-        super().__init__(problem, Point(problem.of_batch(at.lam, batch), at.omega), batch)
-        self._weighted, self._whole = problem, at.lam
-        self._slopes: Tensor | None = None
+class WeightedView(ExactView):
+    """G with exact products: J v from the samples' slopes along v."""
 
-    def _loss(self, lam: Tree, omega: Tree) -> Tensor:
+    def __init__(self, problem: WeightedProblem, at: Point, batch: Batch, seed: int | None, ways: Ways) -> None:
+        super().__init__(problem, at, batch, seed, ways)
+        self._weighted = problem
+
+    def probe(self) -> None:
+        super().probe()
+        if self._ways.slopes_forward:
+            self._slopes(self._omega)
+
+    def cross(self, v: Tree) -> Leaves:
+        if not self._ways.slopes_forward or self._graph is not None:
+            return super().cross(v)
+        return self._from_slopes(self._slopes(v))
+
+    def hvp_cross(self, v: Tree) -> tuple[Tree, Leaves]:
+        if not self._ways.hvp_forward or self._graph is not None:
+            return super().hvp_cross(v)
+        slopes: list[Tensor | None] = []
+
         def loss(lam: Tree, omega: Tree, batch: Batch) -> Tensor:
-            return self._weighted.whole_loss(lam, self._losses(omega), omega, batch)
+            each = self._weighted.losses(omega, batch)
+            slopes.append(passes.tangent(each))
+            return self._weighted.total(lam, each, omega, batch)
 
-        return _evaluate(loss, lam, omega, self._batch, "inner loss G")
-
-    def _losses(self, omega: Tree) -> Tensor:
-        """l(ω), and where ω has a tangent v, the slopes <∂_ω l_j, v>."""
-        each = self._weighted.losses(omega, self._batch)
-        self._slopes = forward.unpack_dual(each).tangent  # type: ignore[no-untyped-call]
-        return each
-
-    def cross(self, v: Tree) -> Tree:
-        def along() -> Tree:
-            with torch.no_grad(), forward.dual_level():
-                self._losses(_duals(detach(self._omega), v))
-            return self._from_slopes()
-
-        found = self._in_forward_mode(True, along)
-        return super().cross(v) if found is None else found
-
-    def hvp_cross(self, v: Tree) -> tuple[Tree, Tree]:
-        found = self._in_forward_mode(self._on_gpu, lambda: (self._forward(v), self._from_slopes()))
-        return super().hvp_cross(v) if found is None else found
+        with forward.dual_level(), torch.enable_grad():
+            omega = passes.duals(passes.leaves(self._omega), v)
+            value = passes.evaluate(loss, self._lam, omega, self._batch, INNER, self._how)
+            product = self._take_forward(value, omega)
+        return product, self._from_slopes(slopes[0])
 
     def cross_t(self, u: Tree) -> Tree:
         return super().cross_t(self._weighted.of_batch(u, self._batch))
 
-    def _from_slopes(self) -> Tree:
-        """J v from the <∂_ω l_j, v> of the batch's samples."""
-        wrt, slopes = list(self._lam.values()), self._slopes
+    def _slopes(self, v: Tree) -> Tensor | None:
+        """<∂_ω l_j, v> for each sample of the batch, in one forward-mode pass; None where no loss depends on ω."""
+
+        def along(lam: Tree, omega: Tree, batch: Batch) -> Tensor | None:
+            return passes.tangent(self._weighted.losses(omega, batch))
+
+        with forward.dual_level():
+            omega = passes.duals(self._omega, v)
+            return passes.run(along, self._lam, omega, self._batch, INNER, self._how)
+
+    def _from_slopes(self, slopes: Tensor | None) -> Leaves:
+        """J v = ∂_λ mean_j w_j <∂_ω l_j, v>."""
+        lam = passes.leaves(self._lam)
         if slopes is None:
-            return self._of_lam([torch.zeros_like(t) for t in wrt])
+            return self._by_lam(passes.filled([None] * len(lam), lam))
         with torch.enable_grad():
-            value = self._weighted.weighted(self._lam, slopes.detach(), self._batch)
-        return self._of_lam(torch.autograd.grad(value, wrt, allow_unused=True) if value.requires_grad else [None])
-
-    def _of_lam(self, grads: Sequence[Tensor | None]) -> Tree:
-        of_batch = super()._of_lam(grads)
-        if self._weighted.rows is None:
-            return of_batch
-        index = self._weighted.rows(self._batch)
-        return {name: cast(Tensor, Rows(index, g, len(self._whole[name]))) for name, g in of_batch.items()}
+            value = self._weighted.weighted(lam, slopes.detach(), self._batch)
+        found = torch.autograd.grad(value, list(lam.values()), allow_unused=True) if value.requires_grad else [None]
+        return self._by_lam(passes.filled(passes.reached(found), lam))
 
 
-class _Composed(_Weighted):
+class ComposedView(WeightedView):
+    """The same for a network whose outputs are known."""
+
     def gnvp(self, v: Tree) -> Tree:
         """The Gauss-Newton product; leaves the gradient. One forward pass, and a backward pass for each of the two."""
-        problem, lam = self._weighted, detach(self._lam)
-        assert problem.outputs is not None
-        with torch.enable_grad():
-            with forward.dual_level():
-                dual = problem.outputs(_duals(self._omega, v), self._batch)
-                z, dz = forward.unpack_dual(dual)  # type: ignore[no-untyped-call]
+        problem = self._weighted
+        omega = passes.leaves(self._omega)
+        z, dz = self._outputs_along(omega, v)
+
+        def curvature(lam: Tree, omega: Tree, batch: Batch) -> tuple[Tensor, Tensor | None]:
+            """∂_z and ∂²_z dz of the weighted losses of the outputs."""
             top = z.detach().requires_grad_()
-            loss = problem.weighted(lam, problem.sample_losses(top, self._batch), self._batch)
+            loss = problem.weighted(lam, problem.sample_losses(top, batch), batch)
             (slope,) = torch.autograd.grad(loss, top, create_graph=True)
-            (curve,) = _vjp([slope], [dz], [top])
-        leaves = list(self._omega.values())
-        product, grad = (
-            _filled(torch.autograd.grad(z, leaves, seed, retain_graph=True, allow_unused=True), self._omega)
-            for seed in (curve, slope.detach())
-        )
+            (curve,) = passes.vjp([slope], [dz], [top])
+            return slope.detach(), curve
+
+        slope, curve = passes.run(curvature, self._lam, omega, self._batch, INNER, self._how)
+        product = self._pulled_back(z, curve, omega)
+        grad = self._pulled_back(z, slope, omega)
         if problem.regulariser is not None:
-            r = _first(problem.regulariser(self._omega), self._omega, "regulariser", create_graph=True)
-            bend = _filled(_vjp(list(r.values()), row(v, self._omega), leaves), self._omega)
-            product, grad = axpy(1.0, bend, product), axpy(1.0, detach(r), grad)
-        self.grad = grad
+            r = passes.gradient(problem.regulariser(omega), omega, "regulariser", create_graph=True)
+            bend = passes.vjp(list(r.values()), aligned(v, omega), list(omega.values()))
+            product = axpy(1.0, passes.filled(bend, omega), product)
+            grad = axpy(1.0, detach(r), grad)
+        self._gradient = grad
         return product
 
+    def _outputs_along(self, omega: Tree, v: Tree) -> tuple[Tensor, Tensor]:
+        """z(ω) with its graph, and its derivative along v."""
+        outputs = self._weighted.outputs
+        assert outputs is not None
 
-class _NoRows(_Evaluated):
-    """F that does not read λ: its ∂_λ F has no rows at all."""
+        def both(lam: Tree, omega: Tree, batch: Batch) -> tuple[Tensor, Tensor]:
+            dual = outputs(omega, batch)
+            along = passes.tangent(dual)
+            z = passes.primal(dual)
+            return z, torch.zeros_like(z) if along is None else along
 
-    @cached_property
-    def d_lam(self) -> Tree:
-        if self._problem.direct is not False:
-            return super().d_lam
-        none = {name: t[:0] for name, t in self._lam.items()}
-        index = torch.zeros(0, dtype=torch.long, device=next(iter(none.values())).device)
-        return {name: cast(Tensor, Rows(index, t.detach(), len(self._lam[name]))) for name, t in none.items()}
+        with torch.enable_grad(), forward.dual_level():
+            return passes.run(both, self._lam, passes.duals(omega, v), self._batch, INNER, self._how)
+
+    @staticmethod
+    def _pulled_back(z: Tensor, seed: Tensor | None, omega: Tree) -> Tree:
+        """Z'ᵀ seed."""
+        if seed is None:
+            return passes.filled([None] * len(omega), omega)
+        found = torch.autograd.grad(z, list(omega.values()), seed, retain_graph=True, allow_unused=True)
+        return passes.filled(found, omega)

@@ -1,6 +1,11 @@
-"""Problems around problems: Counted counts oracle calls, Shared builds one graph for each point and batch.
+"""Problems around problems.
 
-`curved` changes what an estimator takes for H v: the Gauss-Newton product, or damping.
+    Shared        one view for each point and batch, so that what one oracle computed serves the next
+    Seeded        hands each batch its seed, which fixes what random layers draw
+    GaussNewton   the Gauss-Newton product for H v: positive semi-definite, for networks
+    Damped        H v + damping · v for H v
+
+`fsla.Differences` (products from first-order gradients) and `fsla.Counted` have files of their own. Wrappers nest.
 """
 
 from __future__ import annotations
@@ -8,145 +13,174 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
-from typing import Any, TypeVar, cast
+from typing import Generic, Self, TypeVar
 
-from fsla.checks import pick
-from fsla.problem import Batch, Inner, Oracles, Outer, Point
-from fsla.tree import Tree, axpy
+from torch import Tensor
 
-T = TypeVar("T")
+from fsla.problem import Composed, Inner, Oracles, Outer, Point
+from fsla.sample import Batch, Sample
+from fsla.tree import Leaves, Tree, axpy
 
-
-@dataclass
-class Counts:
-    """Oracle calls. `joint` tells how many times one pass gave both an HVP and a cross product."""
-
-    grad: int = 0
-    hvp: int = 0
-    cross: int = 0
-    joint: int = 0
-    cross_t: int = 0
-    gnvp: int = 0
-    d_lam: int = 0
-    d_omega: int = 0
-    inner_graphs: int = 0
-    outer_graphs: int = 0
-
-    def plus(self, n: int, other: Counts) -> Counts:
-        """Returns self + n other."""
-        return Counts(*(a + n * b for a, b in zip(vars(self).values(), vars(other).values(), strict=True)))
+V = TypeVar("V", Inner, Outer)
 
 
-class Counted:
-    """A problem that counts what is asked of it: calls in `calls`, calls times batch size in `samples`.
+class Forwarded:
+    """A view of G that hands every oracle on to another view."""
 
-    A view's gradients count once however often they are read, since they are computed once.
-    """
+    def __init__(self, view: Inner) -> None:
+        self._view = view
 
-    def __init__(self, problem: Oracles, size: Callable[[Batch], int] = lambda batch: 1) -> None:
-        self._problem, self._size = problem, size
-        self.calls, self.samples = Counts(), Counts()
+    @property
+    def unit(self) -> float:
+        return self._view.unit
 
-    def inner_at(self, at: Point, batch: Batch) -> Inner:
-        self._count(batch, "inner_graphs")
-        return cast(Inner, _CountedView(self._problem.inner_at(at, batch), batch, self._count))
+    @property
+    def value(self) -> Tensor:
+        return self._view.value
 
-    def outer_at(self, at: Point, batch: Batch) -> Outer:
-        self._count(batch, "outer_graphs")
-        return cast(Outer, _CountedView(self._problem.outer_at(at, batch), batch, self._count))
+    @property
+    def grad(self) -> Tree:
+        return self._view.grad
 
-    def aside(self, f: Callable[[], T]) -> tuple[T, Counts, Counts]:
-        """Calls f; returns its result and what it asked for, and leaves the counts as they were."""
-        calls, samples = self.calls, self.samples
-        self.calls, self.samples = Counts(), Counts()
-        try:
-            return f(), self.calls, self.samples
-        finally:
-            self.calls, self.samples = calls, samples
+    @property
+    def d_lam(self) -> Leaves:
+        return self._view.d_lam
 
-    def add(self, n: int, calls: Counts, samples: Counts) -> None:
-        """Counts what was asked for n times."""
-        self.calls, self.samples = self.calls.plus(n, calls), self.samples.plus(n, samples)
-
-    def _count(self, batch: Batch, *names: str) -> None:
-        for name in names:
-            setattr(self.calls, name, getattr(self.calls, name) + 1)
-            setattr(self.samples, name, getattr(self.samples, name) + self._size(batch))
-
-
-class _CountedView:
-    def __init__(self, view: Inner | Outer, batch: Batch, count: Callable[..., None]) -> None:
-        self._view, self._batch, self._count = view, batch, count
-        self._seen = {"value"}
-
-    def __getattr__(self, name: str) -> Any:  # an oracle: a gradient, or a product to be called
-        answer = getattr(self._view, name)
-        if callable(answer):
-            return partial(self._product, name, answer)
-        if name not in self._seen:
-            self._seen.add(name)
-            self._count(self._batch, name)
-        return answer
-
-    def _product(self, name: str, product: Callable[[Tree], Any], v: Tree) -> Any:
-        self._count(self._batch, *(("hvp", "cross", "joint") if name == "hvp_cross" else (name,)))
-        return product(v)
-
-
-CURVATURES = {"hessian": "hvp", "gauss-newton": "gnvp"}
-
-
-def known_curvature(kind: str, damping: float) -> None:
-    pick(kind, CURVATURES, "curvature")
-    if not (isinstance(damping, int | float) and 0 <= damping < math.inf):
-        raise ValueError(f"The damping must be a finite number, at least 0. Got {damping!r} instead.")
-
-
-def curved(view: Inner, kind: str, damping: float) -> Inner:
-    """The view with B v + damping · v in the place of H v, where B is the Hessian or the Gauss-Newton matrix of G."""
-    if kind == "hessian" and not damping:
-        return view
-    product = getattr(view, CURVATURES[kind], None)
-    if product is None:
-        raise TypeError(
-            "Gauss-Newton products need a problem that knows its network's outputs. "
-            "Use fsla.WeightedProblem(..., outputs=...), or curvature='hessian'."
-        )
-    return cast(Inner, _Curved(view, product, damping))
-
-
-class _Curved:
-    def __init__(self, view: Inner, product: Callable[[Tree], Tree], damping: float) -> None:
-        self._view, self._product, self._damping = view, product, damping
+    def gradients(self) -> tuple[Tree, Leaves]:
+        return self._view.gradients()
 
     def hvp(self, v: Tree) -> Tree:
-        return axpy(self._damping, v, self._product(v)) if self._damping else self._product(v)
+        return self._view.hvp(v)
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._view, name)
+    def cross(self, v: Tree) -> Leaves:
+        return self._view.cross(v)
+
+    def hvp_cross(self, v: Tree) -> tuple[Tree, Leaves]:
+        return self._view.hvp_cross(v)
+
+    def cross_t(self, u: Tree) -> Tree:
+        return self._view.cross_t(u)
+
+    def gnvp(self, v: Tree) -> Tree:
+        if not isinstance(self._view, Composed):
+            raise TypeError(
+                "Gauss-Newton products need a problem that knows its network's outputs. "
+                "Use fsla.WeightedProblem(..., outputs=...), or the problem without fsla.GaussNewton."
+            )
+        return self._view.gnvp(v)
+
+    def linearised(self) -> Self:
+        self._view = self._view.linearised()
+        return self
+
+
+class _Kept(Generic[V]):
+    """The last views of one level, by the identity of point and batch."""
+
+    def __init__(self, keep: int | None) -> None:
+        self._keep = keep
+        self._views: dict[tuple[int, int, int], tuple[V, Point, Batch]] = {}
+
+    def once(self, at: Point, batch: Batch, make: Callable[[], V]) -> V:
+        key = (id(at.lam), id(at.omega), id(batch))
+        if key not in self._views:  # the point and the batch are kept, so that their ids stay theirs
+            if self._keep is not None and len(self._views) >= self._keep:
+                del self._views[next(iter(self._views))]
+            self._views[key] = make(), at, batch
+        return self._views[key][0]
 
 
 class Shared:
-    """A problem that builds one graph for each point and batch. Trees never change in place, so identity is the key.
+    """A problem that makes one view for each point and batch. Trees never change in place, so identity is the key.
 
-    `keep`: how many views of each level are held, the oldest given up first; None holds all.
+    Args:
+        problem: the problem.
+        keep: how many views of each level are held, the oldest given up first; None holds all.
+        linearised: whether several products may be asked of a view.
     """
 
-    def __init__(self, problem: Oracles, keep: int | None = None) -> None:
-        self._problem, self._keep = problem, keep
-        self._views: dict[str, dict[tuple[int, int, int], tuple[Any, Point, Batch]]] = {"inner_at": {}, "outer_at": {}}
+    def __init__(self, problem: Oracles, keep: int | None = None, *, linearised: bool = False) -> None:
+        self._problem = problem
+        self._linearised = linearised
+        self._inner = _Kept[Inner](keep)
+        self._outer = _Kept[Outer](keep)
 
-    def inner_at(self, at: Point, batch: Batch) -> Inner:
-        return cast(Inner, self._once("inner_at", at, batch))
+    def inner_at(self, at: Point, batch: Batch, seed: int | None = None) -> Inner:
+        def make() -> Inner:
+            view = self._problem.inner_at(at, batch, seed)
+            return view.linearised() if self._linearised else view
 
-    def outer_at(self, at: Point, batch: Batch) -> Outer:
-        return cast(Outer, self._once("outer_at", at, batch))
+        return self._inner.once(at, batch, make)
 
-    def _once(self, kind: str, at: Point, batch: Batch) -> Any:
-        views, key = self._views[kind], (id(at.lam), id(at.omega), id(batch))
-        if key not in views:  # the point and the batch are kept, so that their ids stay theirs
-            if self._keep is not None and len(views) >= self._keep:
-                del views[next(iter(views))]
-            views[key] = getattr(self._problem, kind)(at, batch), at, batch
-        return views[key][0]
+    def outer_at(self, at: Point, batch: Batch, seed: int | None = None) -> Outer:
+        return self._outer.once(at, batch, lambda: self._problem.outer_at(at, batch, seed))
+
+
+class Seeded:
+    """A problem whose views have the seeds of a sample: one for each batch, the same at all points."""
+
+    def __init__(self, problem: Oracles, xi: Sample) -> None:
+        self._problem = problem
+        self._seeds = xi.seeds()
+
+    def inner_at(self, at: Point, batch: Batch, seed: int | None = None) -> Inner:
+        return self._problem.inner_at(at, batch, self._seeds.get(id(batch), seed))
+
+    def outer_at(self, at: Point, batch: Batch, seed: int | None = None) -> Outer:
+        return self._problem.outer_at(at, batch, self._seeds.get(id(batch), seed))
+
+
+@dataclass(frozen=True)
+class GaussNewton:
+    """A problem with the Gauss-Newton product in the place of H v, along whose directions v cannot run away.
+
+    It drops the curvature of the network itself. The problem must know its network's outputs, as
+    `fsla.WeightedProblem(..., outputs=...)` does.
+    """
+
+    problem: Oracles
+
+    def inner_at(self, at: Point, batch: Batch, seed: int | None = None) -> Inner:
+        return _GaussNewtonInner(self.problem.inner_at(at, batch, seed))
+
+    def outer_at(self, at: Point, batch: Batch, seed: int | None = None) -> Outer:
+        return self.problem.outer_at(at, batch, seed)
+
+
+class _GaussNewtonInner(Forwarded):
+    def hvp(self, v: Tree) -> Tree:
+        return self.gnvp(v)
+
+    def hvp_cross(self, v: Tree) -> tuple[Tree, Leaves]:
+        return self.gnvp(v), self._view.cross(v)
+
+
+@dataclass(frozen=True)
+class Damped:
+    """A problem with H v + damping · v in the place of H v: then ‖v‖ stays below ‖∂_ω F‖ / damping where H ⪰ 0."""
+
+    problem: Oracles
+    damping: float
+
+    def __post_init__(self) -> None:
+        if not (isinstance(self.damping, int | float) and 0 <= self.damping < math.inf):
+            raise ValueError(f"The damping must be a finite number, at least 0. Got {self.damping!r} instead.")
+
+    def inner_at(self, at: Point, batch: Batch, seed: int | None = None) -> Inner:
+        return _DampedInner(self.problem.inner_at(at, batch, seed), self.damping)
+
+    def outer_at(self, at: Point, batch: Batch, seed: int | None = None) -> Outer:
+        return self.problem.outer_at(at, batch, seed)
+
+
+class _DampedInner(Forwarded):
+    def __init__(self, view: Inner, damping: float) -> None:
+        super().__init__(view)
+        self._damping = damping
+
+    def hvp(self, v: Tree) -> Tree:
+        return axpy(self._damping, v, self._view.hvp(v))
+
+    def hvp_cross(self, v: Tree) -> tuple[Tree, Leaves]:
+        product, cross = self._view.hvp_cross(v)
+        return axpy(self._damping, v, product), cross

@@ -64,7 +64,7 @@ def test_it_runs_on_trees_of_many_tensors_in_float32_and_float64(name):
             state = solver.step(problem, state, xi)
         assert state.k == 3
         for x, like in ((state.at.lam, at.lam), (state.at.omega, at.omega), (state.d, at.lam)):
-            tree.row(x, like)  # the same keys, shapes, dtypes and devices
+            tree.aligned(x, like)  # the same keys, shapes, dtypes and devices
         found[dtype] = tree.flatten(state.d).double()
     assert float((found[torch.float32] - found[F64]).norm() / found[F64].norm()) < 1e-3
 

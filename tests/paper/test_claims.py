@@ -40,6 +40,7 @@ def bias(kind, eta, momentum="storm", steps=4000):
     return blocks.mean(0), float((blocks.std(0) / 50**0.5).norm())
 
 
+@pytest.mark.filterwarnings("ignore::fsla.solver.SharedBatchWarning")
 def test_storm_is_biased_where_the_hvp_and_the_cross_product_share_a_batch():
     """The bias is (β/η) times a covariance: it halves as η doubles, and stays as the steps fall in proportion.
 

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 from fsla.algorithms.baselines import bp, cg, ns
+from fsla.algorithms.fixed import fixed
 from fsla.algorithms.single_loop import amigo, fsla, single_loop
 from fsla.algorithms.soba import ma_soba, soba
 from fsla.solver import Algorithm
@@ -18,4 +19,6 @@ ALL: dict[str, Callable[..., Algorithm]] = {
     "amigo": amigo,
 }
 
-__all__ = ["ALL", "amigo", "bp", "cg", "fsla", "ma_soba", "ns", "single_loop", "soba"]
+"""The bilevel algorithms. (`fixed` is plain training, to compare with.)"""
+
+__all__ = ["ALL", "amigo", "bp", "cg", "fixed", "fsla", "ma_soba", "ns", "single_loop", "soba"]

@@ -11,9 +11,9 @@ from collections.abc import Callable
 from fsla.direction import by_name
 from fsla.estimators import ConjugateGradient, Estimator, Implicit, Neumann, Unrolled
 from fsla.inner import Descent
-from fsla.projection import Projection
 from fsla.rates import Rates
 from fsla.solver import Solver
+from fsla.update import Projection, onto
 
 Schedule = Callable[[int], Rates]
 
@@ -40,11 +40,9 @@ def ns(
     restart: bool | None = None,
     momentum: str = "storm",
     project: Projection | None = None,
-    curvature: str = "hessian",
-    damping: float = 0.0,
 ) -> Solver:
     """K terms of the Neumann series with step `beta` (not that of `rates`): K - 1 HVPs for each hypergradient."""
-    return _baseline(Implicit(Neumann(K, beta), curvature, damping), rates, T, restart, momentum, project)
+    return _baseline(Implicit(Neumann(K, beta)), rates, T, restart, momentum, project)
 
 
 def cg(
@@ -55,15 +53,13 @@ def cg(
     restart: bool | None = None,
     momentum: str = "storm",
     project: Projection | None = None,
-    curvature: str = "hessian",
-    damping: float = 0.0,
 ) -> Solver:
     """K conjugate-gradient steps: K HVPs for each hypergradient."""
-    return _baseline(Implicit(ConjugateGradient(K), curvature, damping), rates, T, restart, momentum, project)
+    return _baseline(Implicit(ConjugateGradient(K)), rates, T, restart, momentum, project)
 
 
 def _baseline(
     estimator: Estimator, rates: Schedule, T: int, restart: bool | None, momentum: str, project: Projection | None
 ) -> Solver:
     inner = Descent(T, restart=T > 1 if restart is None else restart, trail=isinstance(estimator, Unrolled))
-    return Solver(estimator, rates, inner, by_name(momentum), project=project)
+    return Solver(estimator, rates, inner, by_name(momentum), outer=onto(project))

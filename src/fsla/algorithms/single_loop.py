@@ -8,9 +8,9 @@ from typing import Literal
 from fsla.direction import Plain, by_name
 from fsla.estimators import Tracked
 from fsla.inner import Descent
-from fsla.projection import Projection
 from fsla.rates import Rates
 from fsla.solver import Solver
+from fsla.update import Projection, onto
 
 
 def fsla(
@@ -20,8 +20,6 @@ def fsla(
     momentum: str = "storm",
     project: Projection | None = None,
     radius: float | None = None,
-    curvature: str = "hessian",
-    damping: float = 0.0,
 ) -> Solver:
     """Algorithm 1. Per step: 1 ∂_ω G, 1 ∂_ω F, 1 HVP, and with STORM 2 ∂_λ F and 2 cross products.
 
@@ -32,11 +30,8 @@ def fsla(
         momentum: "storm" (Algorithm 1), "average" or "none".
         project: keeps λ in a set, such as `fsla.projection.Box(0, 1)`.
         radius: keeps ‖v‖ under this bound.
-        curvature: "hessian", or "gauss-newton" where the problem has it: positive semi-definite, for networks.
-        damping: added to the diagonal of either.
     """
-    estimator = Tracked(radius=radius, curvature=curvature, damping=damping)
-    return Solver(estimator, rates, direction=by_name(momentum), v_at=v_at, project=project)
+    return Solver(Tracked(radius=radius), rates, direction=by_name(momentum), v_at=v_at, outer=onto(project))
 
 
 def single_loop(rates: Callable[[int], Rates], *, project: Projection | None = None) -> Solver:
@@ -46,4 +41,4 @@ def single_loop(rates: Callable[[int], Rates], *, project: Projection | None = N
 
 def amigo(rates: Callable[[int], Rates], *, T: int = 10, Q: int = 10, project: Projection | None = None) -> Solver:
     """AmIGO (Arbel & Mairal 2022): T warm steps on ω and Q on v, each with its own batch where `Batches` are given."""
-    return Solver(Tracked(steps=Q), rates, Descent(T), direction=Plain(), v_at="new", project=project)
+    return Solver(Tracked(steps=Q), rates, Descent(T), direction=Plain(), v_at="new", outer=onto(project))

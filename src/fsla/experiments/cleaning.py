@@ -21,16 +21,17 @@ from torch import Tensor, nn
 
 from fsla import algorithms
 from fsla.checks import pick, positive, whole
+from fsla.counted import Counted
 from fsla.data import CleaningTask, Images, TaskSpec, make_task
-from fsla.inner import Descent
-from fsla.problem import Batch, Batches, Oracles, Point, Sample, checked
+from fsla.problem import Point
 from fsla.problems.networks import MODELS, RIDGE, build
 from fsla.problems.reweighting import Reweighting, weights
-from fsla.rates import Rates, paper
+from fsla.rates import paper
+from fsla.sample import Batch, Batches, Sample
 from fsla.solver import Algorithm, Solver, State
 from fsla.training import Record, Run, train
-from fsla.tree import norm, zeros_like
-from fsla.wrap import CURVATURES, Counted
+from fsla.tree import norm
+from fsla.wrap import GaussNewton
 
 BINS = 20
 
@@ -59,7 +60,7 @@ class RunSpec:
     def __post_init__(self) -> None:
         parse(self.method)
         pick(self.model, MODELS, "model")
-        pick(self.curvature, CURVATURES, "curvature")
+        pick(self.curvature, {"hessian": 0, "gauss-newton": 0}, "curvature")
         for name in ("steps", "every", "batch"):
             whole(getattr(self, name), name, "RunSpec")
         positive(self.budget_s, "budget_s", "RunSpec")
@@ -94,35 +95,17 @@ def parse(name: str) -> Method:
     return Method("bp", int(bp)) if bp else Method(kind, int(T), int(K))
 
 
-@dataclass(frozen=True)
-class FixedWeights:
-    """Plain descent on ω; λ stays where it is."""
-
-    rates: Callable[[int], Rates]
-
-    def init(self, problem: Oracles, at: Point, xi: Sample) -> State:
-        at = checked(problem, at, xi.inner, xi.outer_omega)
-        return State(0, at, None, None, zeros_like(at.lam))
-
-    def step(self, problem: Oracles, state: State, xi: Sample) -> State:
-        return self.move(problem, state, xi, self.rates(state.k))
-
-    def move(self, problem: Oracles, state: State, xi: Sample, rate: Rates) -> State:
-        at, _ = Descent().run(problem, state.at, None, xi, rate.tau)
-        return state._replace(k=state.k + 1, at=at)
-
-
 def algorithm(spec: RunSpec) -> Algorithm:
     method, rates = parse(spec.method), paper(spec.delta, spec.c_tau, spec.c_beta, spec.c_eta)
     if method.kind == "fsla":
-        return algorithms.fsla(rates, v_at=spec.v_at, momentum=spec.momentum, curvature=spec.curvature)  # type: ignore[arg-type]
+        return algorithms.fsla(rates, v_at=spec.v_at, momentum=spec.momentum)  # type: ignore[arg-type]
     if method.kind == "bp":
         return algorithms.bp(rates, T=method.T, momentum=spec.momentum)
     if method.kind == "ns":
         return algorithms.ns(rates, T=method.T, K=method.K, beta=spec.ns_beta, momentum=spec.momentum)
     if method.kind == "cg":
         return algorithms.cg(rates, T=method.T, K=method.K, momentum=spec.momentum)
-    return FixedWeights(rates)
+    return algorithms.fixed(rates)
 
 
 def prepare(spec: RunSpec, task: CleaningTask) -> tuple[Run, Reweighting]:
@@ -157,7 +140,9 @@ def prepare(spec: RunSpec, task: CleaningTask) -> tuple[Run, Reweighting]:
         first = Sample.draw("independent", inner, outer)
         return run.algorithm.init(reweighting.losses(), at, first)
 
-    run = Run(algorithm(spec), Counted(reweighting.losses(), size=_size), generator, start, draw)
+    losses = reweighting.losses()
+    problem = GaussNewton(losses) if spec.curvature == "gauss-newton" else losses
+    run = Run(algorithm(spec), Counted(problem, size=_size), generator, start, draw)
     return run, reweighting
 
 
@@ -211,7 +196,7 @@ def _for_trail(xi: Sample, state: State) -> Sample:
 def warm_up(run: Run) -> None:
     """Takes a step and throws it away, so that what libraries load on their first call is not on the run's clock."""
     random = run.generator.get_state()
-    run.problem.aside(lambda: run.algorithm.step(run.problem, run.start(), run.draw()))
+    run.problem.counting(lambda: run.algorithm.step(run.problem, run.start(), run.draw()))
     run.generator.set_state(random)
 
 

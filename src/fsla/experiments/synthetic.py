@@ -25,15 +25,16 @@ import torch
 
 from fsla import algorithms
 from fsla.checks import whole
+from fsla.counted import Counted
 from fsla.estimators import ConjugateGradient, Estimator, Implicit, Neumann, Unrolled
 from fsla.evaluate import DivergenceWarning, hypergradient
 from fsla.experiments.folder import Folder, Record
 from fsla.inner import Descent
-from fsla.problem import Oracles, Point, Sample
+from fsla.problem import Oracles, Point
 from fsla.problems import Quadratic, Synthetic
 from fsla.rates import constant
-from fsla.tree import Tree, norm, sub
-from fsla.wrap import Counted
+from fsla.sample import Sample
+from fsla.tree import Leaves, dense, norm, sub
 
 METHODS = ("NS", "BP", "CG", "FSLA", "FSLA (v at new ω)")
 FULL = Sample.full(None, None)
@@ -84,8 +85,8 @@ class _Meter:
         self.exact = quadratic.gradient(data.lam)
         self.scale = float(self.exact.square().sum())
 
-    def __call__(self, h: Tree) -> dict[str, float]:
-        error = float((h["lam"] - self.exact).square().sum())
+    def __call__(self, h: Leaves) -> dict[str, float]:
+        error = float((dense(h)["lam"] - self.exact).square().sum())
         return {"error": error, "relative_error": error / self.scale}
 
 
@@ -114,7 +115,7 @@ def _curves(
             there, _ = step.run(problem, path[-1], None, FULL, spec.step)
         path.append(Point(there.lam, there.omega, path[-1].trail + there.trail))
 
-    series: list[Tree] = []  # the values of NS, to compare BP's with
+    series: list[Leaves] = []  # the values of NS, to compare BP's with
     for name in METHODS[:3]:
         clock, counted = _Clock(), Counted(problem)
         for K in range(1, K_max + 1):

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from fsla.autodiff import Problem
-from fsla.problem import Batch, Point
+from fsla.problem import Point
 from fsla.problems.quadratic import Quadratic
+from fsla.sample import Batch
 from fsla.tree import Tree
 
 

@@ -9,12 +9,14 @@ A Quadratic answers the five oracles from its matrices; `losses()` gives the sam
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Self
 
 import torch
 from torch import Tensor
 
 from fsla.autodiff import Problem
-from fsla.problem import Batch, Inner, Outer, Point
+from fsla.problem import Inner, Outer, Point
+from fsla.sample import Batch
 from fsla.tree import Tree
 
 
@@ -51,10 +53,10 @@ class Quadratic:
     def point(self, lam: Tensor, omega: Tensor) -> Point:
         return Point({"lam": lam}, {"omega": omega})
 
-    def inner_at(self, at: Point, batch: Batch = None) -> Inner:
+    def inner_at(self, at: Point, batch: Batch = None, seed: int | None = None) -> Inner:
         return _QuadraticInner(self, at.lam["lam"], at.omega["omega"])
 
-    def outer_at(self, at: Point, batch: Batch = None) -> Outer:
+    def outer_at(self, at: Point, batch: Batch = None, seed: int | None = None) -> Outer:
         return _QuadraticOuter(self, at.lam["lam"], at.omega["omega"])
 
     def losses(self) -> Problem:
@@ -95,12 +97,23 @@ class _QuadraticInner:
     omega: Tensor
 
     @property
+    def unit(self) -> float:
+        return torch.finfo(self.omega.dtype).eps
+
+    @property
     def value(self) -> Tensor:
         return self.omega @ (self.of.H @ self.omega / 2 + self.of.J.T @ self.lam - self.of.c)
 
     @property
     def grad(self) -> Tree:
         return {"omega": self.of.H @ self.omega + self.of.J.T @ self.lam - self.of.c}
+
+    @property
+    def d_lam(self) -> Tree:
+        return {"lam": self.of.J @ self.omega}
+
+    def gradients(self) -> tuple[Tree, Tree]:
+        return self.grad, self.d_lam
 
     def hvp(self, v: Tree) -> Tree:
         return {"omega": self.of.H @ v["omega"]}
@@ -113,6 +126,9 @@ class _QuadraticInner:
 
     def cross_t(self, u: Tree) -> Tree:
         return {"omega": self.of.J.T @ u["lam"]}
+
+    def linearised(self) -> Self:
+        return self
 
 
 @dataclass(frozen=True)

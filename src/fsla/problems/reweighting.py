@@ -13,7 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from fsla.module import functional
-from fsla.problem import Batch, Point
+from fsla.problem import Point
+from fsla.sample import Batch
 from fsla.tree import Tree
 from fsla.weighted import WeightedProblem
 

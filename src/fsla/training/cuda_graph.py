@@ -8,11 +8,11 @@ from contextlib import contextmanager
 
 import torch
 
-from fsla.problem import Sample
+from fsla.counted import Counted
+from fsla.sample import Sample
 from fsla.solver import State
 from fsla.training.nest import copy_into, map_tensors
 from fsla.training.program import CaptureError, Step, with_tensor_k
-from fsla.wrap import Counted
 
 
 class CudaGraph:
@@ -50,12 +50,12 @@ class CudaGraph:
                 copy_into(self._held, step(self._held, draw()))
 
         try:
-            problem.aside(warm_up)
+            problem.counting(warm_up)
         finally:
             generator.set_state(random)
         self._graph = torch.cuda.CUDAGraph()
         self._graph.register_generator_state(generator)
-        _, calls, samples = problem.aside(capture)
+        _, calls, samples = problem.counting(capture)
         self.counts = calls, samples
         """What one step asks for."""
 

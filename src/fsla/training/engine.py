@@ -19,12 +19,13 @@ import torch
 from torch import Tensor
 
 from fsla.checks import pick
-from fsla.problem import Oracles, Sample
+from fsla.counted import Counted, Counts
+from fsla.problem import Oracles
+from fsla.sample import Sample
 from fsla.solver import Algorithm, State
 from fsla.training.cuda_graph import CudaGraph
 from fsla.training.nest import form, map_tensors, rebuild, tensors
 from fsla.training.program import CaptureError, Program, Step, with_tensor_k
-from fsla.wrap import Counted, Counts
 
 ENGINES = ("auto", "eager", "graph", "compile")
 PAYS = {
@@ -89,7 +90,7 @@ class Replay:
 
     def prepare(self, state: State, xi: Sample, other: Sample) -> Replay:
         """Makes the program for samples of the form of xi, and checks it on another sample if that has the form."""
-        self._problem.aside(lambda: self._step(state, xi))  # a problem finds out what is asked of it: before tracing
+        self._problem.counting(lambda: self._step(state, xi))  # a problem finds out what is asked of it: before tracing
         self._programs[form(xi)] = self._made(state, xi, other if form(other) == form(xi) else _other(xi))
         return self
 
@@ -134,8 +135,8 @@ class Replay:
     def _made(self, state: State, xi: Sample, other: Sample) -> tuple[Program, Counts, Counts]:
         """The program for samples of the form of xi, checked on another of that form, and what it asks for."""
         compiled = self.name == "compile"
-        made = self._problem.aside(lambda: Program(self._step, self._like, xi, compiled=compiled))
-        self._problem.aside(lambda: made[0].check(self._step, state, other))
+        made = self._problem.counting(lambda: Program(self._step, self._like, xi, compiled=compiled))
+        self._problem.counting(lambda: made[0].check(self._step, state, other))
         return made
 
 
@@ -242,7 +243,7 @@ class _Source:
 
 
 def _first_step(algorithm: Algorithm, problem: Counted, state: State, source: _Source) -> State:
-    after, calls, samples = problem.aside(lambda: algorithm.step(problem, with_tensor_k(state), source.peek()))
+    after, calls, samples = problem.counting(lambda: algorithm.step(problem, with_tensor_k(state), source.peek()))
     source()
     problem.add(1, calls, samples)
     first: State = after._replace(k=1)
@@ -271,8 +272,8 @@ def _captured(
     random = generator.get_state()
     xi = source.draw()
     generator.set_state(random)
-    program, calls, samples = problem.aside(lambda: Program(step, with_tensor_k(state), xi, compiled=True))
-    problem.aside(lambda: program.check(step, state, _other(xi)))
+    program, calls, samples = problem.counting(lambda: Program(step, with_tensor_k(state), xi, compiled=True))
+    problem.counting(lambda: program.check(step, state, _other(xi)))
     graph = CudaGraph(name, program, problem, source.draw, generator, state)
     graph.counts = calls, samples
     return graph

@@ -16,11 +16,11 @@ from typing import Any
 
 import torch
 
-from fsla.problem import Sample
+from fsla.counted import Counted, Counts
+from fsla.sample import Sample
 from fsla.solver import Algorithm, State
 from fsla.training.checkpoint import load_checkpoint, save_checkpoint
 from fsla.training.engine import Engine, make_engine
-from fsla.wrap import Counted, Counts
 
 Record = dict[str, Any]
 Diverged = "diverged"

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fsla.problem import Batches
+from fsla.sample import Batches
 
 
 def map_tensors(f: Callable[[Tensor], Tensor], x: Any, seen: dict[int, Any] | None = None) -> Any:

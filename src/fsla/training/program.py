@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from fsla.problem import Sample
+from fsla.sample import Sample
 from fsla.solver import State
 from fsla.training.nest import form, map_tensors, rebuild, tensors
 from fsla.training.parts import SideBySide, split

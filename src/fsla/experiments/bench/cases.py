@@ -16,10 +16,11 @@ from torch import Tensor
 
 from fsla.autodiff import Problem
 from fsla.checks import pick
-from fsla.problem import Batch, Point
+from fsla.problem import Point
 from fsla.problems import Reweighting, Synthetic
 from fsla.problems.networks import RIDGE, build, cnn
 from fsla.rates import constant
+from fsla.sample import Batch
 
 BATCH = 256
 IMAGES = 2_000

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from fsla.experiments.bench.cases import Case
-from fsla.problem import Batch
+from fsla.sample import Batch
 from fsla.tree import Tree
 
 Tensors = tuple[Tensor, ...]

@@ -10,7 +10,6 @@ import json
 import statistics
 import time
 from collections.abc import Callable
-from copy import copy
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
@@ -19,16 +18,17 @@ import torch
 
 from fsla import algorithms
 from fsla.checks import pick, whole
+from fsla.counted import Counted
 from fsla.experiments.bench import jax_scan, peers
 from fsla.experiments.bench.cases import RATES, Advance, Case, case
 from fsla.experiments.bench.memory import peak_mb
-from fsla.experiments.cleaning import FixedWeights
 from fsla.experiments.folder import write_text
-from fsla.problem import Oracles, Sample
+from fsla.problem import Oracles
+from fsla.sample import Sample
 from fsla.solver import Algorithm
 from fsla.training.engine import make_engine
 from fsla.training.loop import wait
-from fsla.wrap import Counted
+from fsla.wrap import GaussNewton
 
 Report = Callable[[str], None]
 
@@ -87,8 +87,7 @@ def _candidates(name: str) -> list[Candidate]:
         Candidate("cg_1_10", "none", "grouped", algorithms.cg(rates, K=10, momentum="none")),
     ]
     if name != "quadratic":
-        newton = algorithms.fsla(rates, curvature="gauss-newton")
-        out.insert(3, Candidate("fsla, gauss-newton", "storm", "grouped", newton, captured=True))
+        out.insert(3, Candidate("fsla, gauss-newton", "storm", "grouped", algorithms.fsla(rates), captured=True))
     return out
 
 
@@ -125,14 +124,16 @@ def _steppers(
     c: Case, device: torch.device, engines: tuple[str, ...], report: Report
 ) -> tuple[dict[Key, Advance], list[str]]:
     """Everything of ours to be timed, the SGD step that is the unit first."""
-    sgd, timed, notes = FixedWeights(RATES[c.name]), dict[Key, Advance](), list[str]()
+    sgd, timed, notes = algorithms.fixed(RATES[c.name]), dict[Key, Advance](), list[str]()
     if device.type == "cuda":
         timed[Key("sgd", engine="graph")] = _stepper(c, c.problem, sgd, "shared", "graph")
     timed[Key("sgd")] = c.sgd()
     for method, momentum, samples, algorithm, captured in _candidates(c.name):
         for engine in engines if captured else ("eager", *(["graph"] if device.type == "cuda" else [])):
             report(f"{c.name}: {method}, {engine}")
-            problem = c.general if method == "textbook fsla" else c.problem
+            problem: Oracles = c.general if method == "textbook fsla" else c.problem
+            if method == "fsla, gauss-newton":
+                problem = GaussNewton(c.problem)
             try:
                 timed[Key(method, momentum, samples, engine)] = _stepper(c, problem, algorithm, samples, engine)
             except Exception as error:  # a compiler may fail in any way
@@ -191,7 +192,7 @@ def _stepper(c: Case, problem: Oracles, algorithm: Algorithm, samples: str, engi
     def draw() -> Sample:
         return Sample.draw(samples, c.inner, c.outer)  # type: ignore[arg-type]
 
-    counted = Counted(copy(problem))  # a problem finds out what is asked of it, and remembers
+    counted = Counted(problem)
     motor, state = make_engine(engine, algorithm, counted, draw, c.generator, algorithm.init(problem, c.at, draw()))
     held = [state]
 

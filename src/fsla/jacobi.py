@@ -1,0 +1,125 @@
+"""SOBA's order: ω, v and λ all move from one point, on one inner and one outer batch.
+
+    D_ω = filter(∂_ω G)      D_v = filter(H v - ∂_ω F)      D_λ = filter(∂_λ F - J v)
+    ω ← update(ω, D_ω, τ)    v ← update(v, D_v, β)          λ ← update(λ, D_λ, α)
+
+so that ∂_ω G, H v and J v come from one pass. Each of the three has a filter (`fsla.direction`) and an update
+(`fsla.update`) of its own: SOBA has plain ones, MA-SOBA averages D_λ, FdeHBO has STORM three times, and v in
+a ball.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from fsla.direction import Direction, Storm
+from fsla.direction import Plain as Unfiltered
+from fsla.problem import Oracles, Point, checked
+from fsla.rates import Rates, callable_rates
+from fsla.sample import Needs, Sample
+from fsla.solver import State
+from fsla.tree import Leaves, Tree, dense, sub, zeros_like
+from fsla.update import Plain, Update
+from fsla.wrap import Seeded
+
+
+@dataclass(frozen=True)
+class Jacobi:
+    """SOBA and its relatives. The sample's `inner` and `outer_omega` batches serve all oracles.
+
+    With `delayed`, λ moves by the direction of the step before, as MA-SOBA has it.
+    """
+
+    rates: Callable[[int], Rates]
+    omega_filter: Direction = field(default_factory=Unfiltered)
+    v_filter: Direction = field(default_factory=Unfiltered)
+    lam_filter: Direction = field(default_factory=Unfiltered)
+    omega_update: Update = field(default_factory=Plain)
+    v_update: Update = field(default_factory=Plain)
+    lam_update: Update = field(default_factory=Plain)
+    delayed: bool = False
+
+    def __post_init__(self) -> None:
+        callable_rates(self.rates)
+
+    @property
+    def needs(self) -> Needs:
+        return Needs(hvp=0, outer_lam=0, cross=0)
+
+    @property
+    def _looks_back(self) -> bool:
+        return any(isinstance(f, Storm) for f in (self.omega_filter, self.v_filter, self.lam_filter))
+
+    def init(self, problem: Oracles, at: Point, xi: Sample) -> State:
+        self.needs.check(xi)
+        at = checked(problem, at, xi)
+        omega, omega_memory = self.omega_update.init(at.omega)
+        v, v_memory = self.v_update.init(zeros_like(at.omega))
+        lam, lam_memory = self.lam_update.init(at.lam)
+        at = Point(lam, omega)
+        inner: dict[str, Any] = {"omega": omega_memory, "v": v_memory, "before": None, "d_omega": None, "d_v": None}
+        d = zeros_like(lam)
+        if self._looks_back:
+            first = _Directions(Seeded(problem, xi), xi)
+            d = dense(first.lam(at, v))
+            inner |= {"before": (at, v), "d_omega": first.omega(at, v), "d_v": first.v(at, v)}
+        return State(0, at, inner, v, d, lam_memory)
+
+    def step(self, problem: Oracles, state: State, xi: Sample) -> State:
+        return self.move(problem, state, xi, self.rates(state.k))
+
+    def move(self, problem: Oracles, state: State, xi: Sample, rate: Rates) -> State:
+        self.needs.check(xi)
+        at = state.at
+        v = state.memory
+        memory = state.inner
+        new = (at, v)
+        old = new if memory["before"] is None else memory["before"]
+        found = _Directions(problem if xi.seed is None else Seeded(problem, xi), xi)
+        d_omega = self.omega_filter(found.omega, new, old, _start(memory["d_omega"], at.omega), rate.eta)
+        d_v = self.v_filter(found.v, new, old, _start(memory["d_v"], at.omega), rate.eta)
+        d = self.lam_filter(found.lam, new, old, state.d, rate.eta)
+        omega, omega_memory = self.omega_update(at.omega, d_omega, rate.tau, memory["omega"])
+        v, v_memory = self.v_update(v, d_v, rate.beta, memory["v"])
+        lam, outer = self.lam_update(at.lam, state.d if self.delayed else d, rate.alpha, state.outer)
+        inner = {
+            "omega": omega_memory,
+            "v": v_memory,
+            "before": new if self._looks_back else None,
+            "d_omega": None if isinstance(self.omega_filter, Unfiltered) else d_omega,
+            "d_v": None if isinstance(self.v_filter, Unfiltered) else d_v,
+        }
+        return State(state.k + 1, Point(lam, omega), inner, v, d, outer)
+
+
+def _start(d: Tree | None, like: Tree) -> Tree:
+    return zeros_like(like) if d is None else d
+
+
+class _Directions:
+    """The three directions on one sample, from one pass for each point."""
+
+    def __init__(self, problem: Oracles, xi: Sample) -> None:
+        self._problem = problem
+        self._xi = xi
+        self._found: dict[int, tuple[Point, Tree, Tree, Leaves]] = {}
+
+    def omega(self, at: Point, v: Tree) -> Tree:
+        return self._at(at, v)[1]
+
+    def v(self, at: Point, v: Tree) -> Tree:
+        return self._at(at, v)[2]
+
+    def lam(self, at: Point, v: Tree) -> Leaves:
+        return self._at(at, v)[3]
+
+    def _at(self, at: Point, v: Tree) -> tuple[Point, Tree, Tree, Leaves]:
+        if id(at) not in self._found:
+            inner = self._problem.inner_at(at, self._xi.inner)
+            outer = self._problem.outer_at(at, self._xi.outer_omega)
+            hv, jv = inner.hvp_cross(v)
+            d_v = sub(hv, outer.d_omega)
+            self._found[id(at)] = at, inner.grad, d_v, sub(outer.d_lam, jv)  # the point is kept, and so its id
+        return self._found[id(at)]
