@@ -24,7 +24,7 @@ from fsla.differences import DifferencesInner, StepCheck, compare_steps
 from fsla.passes import Loss
 from fsla.problem import Inner, Outer, Point
 from fsla.sample import Batch
-from fsla.tree import Leaves, Tree, zeros_like
+from fsla.tree import Leaves, Tree, norm, sub, zeros_like
 from fsla.views import ExactView, FirstOrderView, OuterView, Ways
 
 Mode = Literal["auto", "exact", "forward", "reverse", "difference"]
@@ -100,31 +100,48 @@ class Problem:
         return self._settled
 
     def _probed(self, at: Point, batch: Batch, seed: int | None) -> Ways | Literal["difference"]:
-        failure: RuntimeError | None = None
+        """The first exact way that gives a product, and the right one; else differences, where they are allowed."""
+        v = self._first_order(at, batch, seed).grad
+        missing = ""
         for ways in self._candidates(passes.device_of(at.omega)):
             try:
-                self._exact(at, batch, seed, ways).probe()
+                product = self._exact(at, batch, seed, ways).probe(v)
             except RuntimeError as error:  # NotImplementedError is one
-                if missing_derivative(error) is None:
+                named = missing_derivative(error)
+                if named is None:
                     raise
-                failure = error
+                missing = named
             else:
-                return ways
-        assert failure is not None
-        operation = missing_derivative(failure)
+                if self._confirmed(product, at, batch, seed, v):
+                    return ways
+                missing = "an operation whose backward pass is cut off from omega"
         if self.mode == "exact":
             raise NotImplementedError(
-                f"Exact products need a second derivative of the inner loss G, and {operation} has none. Use "
+                f"Exact products need a second derivative of the inner loss G, and {missing} has none. Use "
                 "mode='difference' (products from first-order gradients), or an operation that has one; for attention, "
                 "torch.nn.attention.sdpa_kernel(SDPBackend.MATH)."
-            ) from failure
+            )
         warnings.warn(
-            f"The inner loss G has no second derivative ({operation}): products are taken by differences of "
+            f"The inner loss G has no second derivative ({missing}): products are taken by differences of "
             "first-order gradients. Say mode='difference' to choose this, or mode='exact' to have an error instead.",
             DifferenceWarning,
             stacklevel=4,
         )
         return "difference"
+
+    def _confirmed(self, product: Tree, at: Point, batch: Batch, seed: int | None, v: Tree) -> bool:
+        """Whether H v is what differences of the gradient say, roughly: PyTorch takes the derivative of a backward pass
+        that was cut off, as a custom function's may be, for zero, and says nothing."""
+        for fraction in (1.0, 0.1):  # a kink in the loss shows at one step, a missing part of H at every one
+            view = DifferencesInner(self._first_order, at, batch, seed)
+            step = fraction * view.relative_step
+            expected = DifferencesInner(self._first_order, at, batch, seed, step).hvp(v)
+            rounding = 100 * view.unit * float(norm(v)) / step  # v is the gradient: what is lost in a difference of two
+            size = float(norm(expected)) * max(1.0, float(norm(at.omega))) / max(float(norm(v)), 1e-30)
+            apart = float(norm(sub(product, expected)))
+            if not (size > rounding and apart > 0.1 * float(norm(expected))):  # what is not finite is found elsewhere
+                return True
+        return False
 
     def _candidates(self, device: torch.device) -> tuple[Ways, ...]:
         """The exact ways to try, the cheapest first."""
@@ -159,6 +176,7 @@ _MISSING = (
     r"derivative for (\S+) is not implemented",
     r"forward AD with (\S+) that does not support it",
     r"(torch\.compile) with aot_autograd does not currently support double backward",
+    r"(backward function was compiled) with non-empty donated buffers",
     r"differentiate twice (a function that was marked with @once_differentiable)",
     r"(.*(?:not implemented|not support).*)",
 )

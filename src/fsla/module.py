@@ -11,19 +11,39 @@ pass needs a word:
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
+from torch.utils import checkpoint as checkpointing
 
 from fsla.checks import pick
 from fsla.passes import seeded
 from fsla.tree import Tree
 
 BatchNorm = Literal["batch", "frozen"]
+_GENERATOR = "_checkpoint_without_reentrant_generator"
+"""PyTorch's own name of what makes a checkpoint (not a public one)."""
+if not hasattr(checkpointing, _GENERATOR):
+    raise ImportError(
+        f"fsla needs torch.utils.checkpoint.{_GENERATOR}, which torch {torch.__version__} has not: without it networks "
+        "with activation checkpoints would give wrong gradients. Use a torch that was tested, from 2.9 to 2.13."
+    )
+
+
+class _Part(nn.Module):
+    """A function that is called with the parameters of a model in another's place."""
+
+    def __init__(self, model: nn.Module, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self.model = model
+        self._function = function
+
+    def forward(self, *inputs: Any, **named: Any) -> Any:
+        return self._function(*inputs, **named)
 
 
 def functional(model: nn.Module, *, batch_norm: BatchNorm | None = None) -> tuple[Tree, Network]:
@@ -86,7 +106,33 @@ class Network:
     def _call(self, omega: Tree, inputs: tuple[Any, ...], named: dict[str, Any]) -> Any:
         fixed = {name: p.detach() for name, p in self._model.named_parameters() if not p.requires_grad}
         values = {**fixed, **dict(self._model.named_buffers()), **omega}
-        return functional_call(self._model, values, inputs, named, strict=True)
+        with self._recomputing(values):
+            return functional_call(self._model, values, inputs, named, strict=True)
+
+    @contextmanager
+    def _recomputing(self, values: Tree) -> Iterator[None]:
+        """Has activation checkpoints recompute with these values.
+
+        A checkpoint runs its part of the network again during the backward pass, when the model has its own parameters
+        back: without this the gradients would be those of another point, and nothing would say so.
+        """
+        original = getattr(checkpointing, _GENERATOR)
+
+        def generator(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+            part = _Part(self._model, function)
+            own = {f"model.{name}": t for name, t in values.items()}
+
+            def again(*inputs: Any, **named: Any) -> Any:
+                with self._policy(), self._recomputing(values):
+                    return functional_call(part, own, inputs, named, strict=True)
+
+            return original(again, *args, **kwargs)
+
+        setattr(checkpointing, _GENERATOR, generator)
+        try:
+            yield
+        finally:
+            setattr(checkpointing, _GENERATOR, original)
 
     def _first_call(self, omega: Tree, inputs: tuple[Any, ...], named: dict[str, Any]) -> Any:
         """The first call in a mode: does it draw or write anything?"""

@@ -159,9 +159,9 @@ class ExactView(FirstOrderView):
         self._keeps = False
         self._graph: Graph | None = None
 
-    def probe(self) -> None:
-        """Takes the kinds of product that may be asked for, where PyTorch may lack one."""
-        self.hvp(self.grad if not self._ways.hvp_forward else self._omega)
+    def probe(self, v: Tree) -> Tree:
+        """Takes every kind of product that PyTorch may lack; returns H v."""
+        return self.hvp(v)
 
     def linearised(self) -> Self:
         self._keeps = True

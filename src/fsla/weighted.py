@@ -130,10 +130,10 @@ class WeightedView(ExactView):
         super().__init__(problem, at, batch, seed, ways)
         self._weighted = problem
 
-    def probe(self) -> None:
-        super().probe()
+    def probe(self, v: Tree) -> Tree:
         if self._ways.slopes_forward:
-            self._slopes(self._omega)
+            self._slopes(v)
+        return super().probe(v)
 
     def cross(self, v: Tree) -> Leaves:
         if not self._ways.slopes_forward or self._graph is not None:
