@@ -9,7 +9,7 @@ import pytest
 ROOT = Path(__file__).parent.parent / "src" / "fsla"
 
 LAYERS = [
-    ["checks"],
+    ["checks", "files"],
     ["tree"],
     ["problem"],
     ["autodiff", "module", "wrap", "formulation", "linsolve"],
@@ -22,7 +22,7 @@ LAYERS = [
     ["fsla"],  # __init__: the public names of the core
     ["problems", "data", "training"],
     ["experiments"],
-    ["plots"],
+    ["plots", "screen"],
     ["cli"],
     ["__main__"],
 ]
