@@ -1,23 +1,30 @@
 """The command end to end: a run, its files, resuming, and what bad input gets."""
 
+import errno
 import json
 import os
-import resource
 import stat
 import subprocess
 import sys
-from pathlib import Path
+import threading
 
 import pytest
 
 import fsla
 from fsla import cli
-from fsla.experiments.folder import Folder
+from fsla.experiments.folder import Folder, check_parent
 from fsla.experiments.synthetic import SyntheticSpec, run
 
 
-def command(*args, cwd=None):
-    return subprocess.run([sys.executable, "-m", "fsla", *args], capture_output=True, text=True, cwd=cwd, timeout=300)
+def command(*args, cwd=None, **environment):
+    return subprocess.run(
+        [sys.executable, "-m", "fsla", *args],
+        capture_output=True,
+        text=True,
+        cwd=cwd,
+        timeout=300,
+        env=os.environ | environment,
+    )
 
 
 @pytest.fixture
@@ -129,6 +136,18 @@ def test_all_refuses_a_folder_of_other_files_before_anything_is_run(place, tmp_p
     assert [str(p.relative_to(tmp_path)) for p in tmp_path.rglob("*")] == [place, f"{place}/summary.md"]
 
 
+def test_all_refuses_a_folder_that_is_not_its_own(tmp_path, inside, monkeypatch):
+    monkeypatch.setattr("fsla.experiments.synthetic.run", lambda *args: pytest.fail("the synthetic experiment ran"))
+    (tmp_path / "thesis.tex").write_text("mine")
+    code, _, err = inside("reproduce", "all", "--out", str(tmp_path))
+    assert code == 2
+    assert "holds other files (thesis.tex for one)" in err
+    assert [p.name for p in tmp_path.iterdir()] == ["thesis.tex"]
+    (tmp_path / "synthetic").mkdir()
+    (tmp_path / "synthetic" / "spec.json").write_text("{}")
+    check_parent(tmp_path, ("synthetic", "cleaning"))  # with an experiment of ours in it, other files may be beside
+
+
 def test_an_output_folder_that_is_a_file_is_refused(tmp_path):
     (tmp_path / "x").write_text("mine")
     done = command("reproduce", "synthetic", "--out", str(tmp_path / "x"))
@@ -143,6 +162,12 @@ def test_version_and_help(inside):
         code, out, _ = inside(*args, "--help")
         assert code == 0
         assert "0 done, 1 a check failed, 2 bad input, 130 interrupted" in " ".join(out.split())
+
+
+def test_greek_letters_need_no_greek_terminal():
+    done = command("data", "list", "--data-dir", "δ", PYTHONIOENCODING="ascii")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[0] == r"folder: \u03b4"
 
 
 def test_texts_of_the_user_are_shown_as_they_are(tmp_path, inside):
@@ -185,17 +210,14 @@ def test_an_interruption_is_said_in_one_line(tmp_path):
     assert {p.name for p in (tmp_path / "x").iterdir()} == {"spec.json", "runs"}
 
 
-def test_a_full_disk_gets_one_message(tmp_path):
+def test_a_write_that_breaks_off_gets_one_message(tmp_path):
     """A limit on the size of files breaks a write off midway, as a full disk does."""
-    args = [sys.executable, "-m", "fsla", "reproduce", "synthetic", "--seeds", "1", "--out", str(tmp_path / "x")]
-    done = subprocess.run(
-        args,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"},
-        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (2000, 2000)),
+    code = (
+        "import resource; from fsla import cli; from fsla.plots import synthetic\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (2000, 2000)); cli.main()\n"
     )
+    args = [sys.executable, "-c", code, "reproduce", "synthetic", "--seeds", "1", "--out", str(tmp_path / "x")]
+    done = subprocess.run(args, capture_output=True, text=True, timeout=300)
     assert done.returncode == 2
     assert "Traceback" not in done.stderr
     assert len(done.stderr.splitlines()) == 1
@@ -203,22 +225,34 @@ def test_a_full_disk_gets_one_message(tmp_path):
     assert {p.name for p in (tmp_path / "x").rglob("*")} == {"spec.json", "runs"}
 
 
-def test_no_room_is_said_with_what_to_do(inside, monkeypatch):
+def test_a_full_disk_is_said_with_what_to_do(tmp_path, inside, monkeypatch):
+    def full(path, *args):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+
     monkeypatch.setattr("fsla.experiments.bench.measure", lambda *args, **more: ([], []))
-    code, _, err = inside("bench", "--json", "/dev/full")
+    monkeypatch.setattr("fsla.experiments.bench.save", full)
+    code, _, err = inside("bench", "--json", str(tmp_path / "rows.json"))
     assert code == 2
     assert err == (
-        "fsla: /dev/full must be usable. It is not: No space left on device. Free some room; what is finished is kept, "
-        "and the same command resumes.\n"
+        f"fsla: {tmp_path / 'rows.json'} must be usable. It is not: No space left on device. Free some room and give "
+        "the same command again; experiments resume.\n"
     )
+    assert not list(tmp_path.iterdir())
 
 
-def test_a_benchmark_into_a_device_leaves_the_device(inside, monkeypatch, tmp_path):
+def test_a_benchmark_into_a_pipe_leaves_the_pipe(inside, monkeypatch, tmp_path):
     monkeypatch.setattr("fsla.experiments.bench.measure", lambda *args, **more: ([], []))
-    code, out, err = inside("bench", "--json", "/dev/null")
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    seen = []
+    reader = threading.Thread(target=lambda: seen.append(pipe.read_text()))
+    reader.start()
+    code, out, err = inside("bench", "--json", str(pipe))
+    reader.join()
     assert code == 0, err
-    assert out.splitlines()[-1] == "/dev/null"
-    assert stat.S_ISCHR(Path("/dev/null").stat().st_mode)
+    assert out.splitlines()[-1] == str(pipe)
+    assert json.loads(seen[0])["rows"] == []
+    assert stat.S_ISFIFO(pipe.stat().st_mode)
 
 
 @pytest.mark.parametrize("path", ["/proc/nowhere/rows.json", "/proc/rows.json", "/dev/null/rows.json", "/"])

@@ -14,7 +14,7 @@ from rich.markdown import Markdown
 from rich.text import Text
 
 from fsla import __version__
-from fsla.experiments.folder import Folder, RunError
+from fsla.experiments.folder import Folder, RunError, check_parent
 from fsla.experiments.report import Summary, claims
 from fsla.files import ensure_writable
 from fsla.screen import Download, complain, console, download_bar, interruptible, run_bar, say
@@ -132,6 +132,8 @@ def _group(name: str, text: str) -> None:
         from fsla.experiments.reproduce import device_of, prepare
 
         asked = CleaningSpec(scale, model, budget)
+        if name == "all":
+            check_parent(out, ("synthetic", "cleaning"))
         plan = prepare(
             out / "cleaning" if name == "all" else out,
             asked,
@@ -253,6 +255,7 @@ def data_fetch(name: str, data_dir: DataDir = None) -> None:
 
 
 @data.command("check")
+@interruptible("nothing was changed.")
 def data_check(
     name: Annotated[str, typer.Argument(help="A data set; all if left out.")] = "", data_dir: DataDir = None
 ) -> None:
@@ -282,11 +285,11 @@ def _show(out: Path, summary: Summary, figures: list[Path], note: str = "") -> N
 
 
 def _message(error: Exception) -> str:
-    if not isinstance(error, OSError) or error.filename is None:
+    if not isinstance(error, OSError) or error.strerror is None:
         return str(error)
     full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-    hint = f" Free some room; what is finished is kept, and {RESUMES}" if full else ""
-    return f"{error.filename} must be usable. It is not: {error.strerror}.{hint}"
+    hint = " Free some room and give the same command again; experiments resume." if full else ""
+    return f"{error.filename or 'Every file'} must be usable. It is not: {error.strerror}.{hint}"
 
 
 def main() -> None:

@@ -14,9 +14,12 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fsla.files import is_temporary, remove_orphans, write_bytes, write_text
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 Record = dict[str, Any]
 Settings = dict[str, Any]
@@ -28,7 +31,9 @@ class RunError(Exception):
     """Something that the person at the command line can mend; its text is the whole message."""
 
 
-def settings_for(path: Path, experiment: str, spec: Any, data: Mapping[str, str] | None = None) -> Settings:
+def settings_for(
+    path: Path, experiment: str, spec: DataclassInstance, data: Mapping[str, str] | None = None
+) -> Settings:
     """Returns the settings that the folder is to hold; raises unless it may be used for them. Writes nothing.
 
     `data` has the fingerprint of each data set that will be used, and is None for an experiment that uses none. Seeds
@@ -64,6 +69,16 @@ def settings_for(path: Path, experiment: str, spec: Any, data: Mapping[str, str]
     return wanted | {"data": known | dict(data)}
 
 
+def check_parent(path: Path, parts: Sequence[str]) -> None:
+    """Raises if a folder for several experiments, one in each part, is someone else's. Writes nothing."""
+    try:
+        others = [p.name for p in path.iterdir() if p.name not in parts] if path.exists() else []
+    except OSError as error:
+        raise _unwritable(path, error) from None
+    if others and not any((path / part / _SETTINGS).exists() for part in parts):
+        raise _foreign(path, others)
+
+
 def _held(path: Path) -> Settings | None:
     """The settings in a folder; None if it is new or empty. A folder of someone else's files is an error."""
     file = path / _SETTINGS
@@ -73,10 +88,7 @@ def _held(path: Path) -> Settings | None:
     except OSError as error:
         raise _unwritable(path, error) from None
     if content is None and others:
-        raise RunError(
-            f"The output folder must be new, empty or of an earlier run. {path} holds other files ({min(others)} for "
-            f"one) and no {_SETTINGS}, and some might be overwritten. Choose another --out."
-        )
+        raise _foreign(path, others)
     if content is None:
         return None
     try:
@@ -92,10 +104,19 @@ def _unwritable(path: Path, error: OSError) -> RunError:
     return RunError(f"The output folder must be writable. {path} is not: {error.strerror}. Choose another --out.")
 
 
+def _foreign(path: Path, others: Sequence[str]) -> RunError:
+    return RunError(
+        f"The output folder must be new, empty or of an earlier run. {path} holds other files ({min(others)} for one), "
+        "and some might be overwritten. Choose another --out."
+    )
+
+
 class Folder:
     """The folder of one experiment. Opening one that holds another experiment, or other files, is an error."""
 
-    def __init__(self, path: Path, experiment: str, spec: Any, data: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, path: Path, experiment: str, spec: DataclassInstance, data: Mapping[str, str] | None = None
+    ) -> None:
         self.path = path
         self.runs = path / "runs"
         settings = json.dumps(settings_for(path, experiment, spec, data), indent=2) + "\n"
