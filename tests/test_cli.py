@@ -1,18 +1,43 @@
 """The command end to end: a run, its files, resuming, and what bad input gets."""
 
+import errno
 import json
+import os
+import stat
 import subprocess
 import sys
+import threading
 
 import pytest
 
 import fsla
-from fsla.experiments.folder import Folder, RunError, write_text
+from fsla import cli
+from fsla.experiments.folder import Folder, check_parent
 from fsla.experiments.synthetic import SyntheticSpec, run
 
 
-def command(*args, cwd=None):
-    return subprocess.run([sys.executable, "-m", "fsla", *args], capture_output=True, text=True, cwd=cwd, timeout=300)
+def command(*args, cwd=None, **environment):
+    return subprocess.run(
+        [sys.executable, "-m", "fsla", *args],
+        capture_output=True,
+        text=True,
+        cwd=cwd,
+        timeout=300,
+        env=os.environ | environment,
+    )
+
+
+@pytest.fixture
+def inside(monkeypatch, capsys):
+    """Runs a command in this process; gives the exit code, stdout and stderr."""
+
+    def run(*args):
+        monkeypatch.setattr(sys, "argv", ["fsla", *args])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        return ended.value.code or 0, *capsys.readouterr()
+
+    return run
 
 
 @pytest.fixture(scope="module")
@@ -68,6 +93,7 @@ def test_a_folder_of_another_run_is_refused(folder):
         (["reproduce", "fig2", "--out", "x", "--budget", "-1"], "'budget' of reproduce must be positive"),
         (["reproduce", "fig2", "--out", "x", "--model", "cn"], "Did you mean 'cnn'"),
         (["reproduce", "fig4", "--out", "x", "--scale", "paper", "--data-dir", "none"], "fashion-mnist needs files"),
+        (["reproduce", "fig2", "--out", "x", "--engine", "grap"], "Did you mean 'graph'"),
         (["data", "fetch", "minst"], "Did you mean 'mnist'"),
         (["data", "check", "minst"], "Did you mean 'mnist'"),
     ],
@@ -80,6 +106,48 @@ def test_bad_input_gets_one_message(args, text, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize(
+    ("args", "text"),
+    [
+        (["--scale", "big"], "The scale must be one of"),
+        (["--device", "tpu"], "The device must be"),
+        (["--engine", "grap"], "Did you mean 'graph'"),
+        (["--model", "cn"], "Did you mean 'cnn'"),
+        (["--budget", "0"], "must be positive"),
+        (["--scale", "paper", "--data-dir", "none"], "mnist needs files"),
+    ],
+)
+def test_everything_is_checked_before_anything_is_run(args, text, tmp_path, inside, monkeypatch):
+    monkeypatch.setattr("fsla.experiments.synthetic.run", lambda *args: pytest.fail("the synthetic experiment ran"))
+    code, _, err = inside("reproduce", "all", "--out", str(tmp_path / "x"), *args)
+    assert code == 2
+    assert text in err
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("place", ["synthetic", "cleaning"])
+def test_all_refuses_a_folder_of_other_files_before_anything_is_run(place, tmp_path, inside, monkeypatch):
+    monkeypatch.setattr("fsla.experiments.synthetic.run", lambda *args: pytest.fail("the synthetic experiment ran"))
+    (tmp_path / place).mkdir()
+    (tmp_path / place / "summary.md").write_text("mine")
+    code, _, err = inside("reproduce", "all", "--out", str(tmp_path))
+    assert code == 2
+    assert f"{tmp_path / place} holds other files (summary.md for one)" in err
+    assert [str(p.relative_to(tmp_path)) for p in tmp_path.rglob("*")] == [place, f"{place}/summary.md"]
+
+
+def test_all_refuses_a_folder_that_is_not_its_own(tmp_path, inside, monkeypatch):
+    monkeypatch.setattr("fsla.experiments.synthetic.run", lambda *args: pytest.fail("the synthetic experiment ran"))
+    (tmp_path / "thesis.tex").write_text("mine")
+    code, _, err = inside("reproduce", "all", "--out", str(tmp_path))
+    assert code == 2
+    assert "holds other files (thesis.tex for one)" in err
+    assert [p.name for p in tmp_path.iterdir()] == ["thesis.tex"]
+    (tmp_path / "synthetic").mkdir()
+    (tmp_path / "synthetic" / "spec.json").write_text("{}")
+    check_parent(tmp_path, ("synthetic", "cleaning"))  # with an experiment of ours in it, other files may be beside
+
+
 def test_an_output_folder_that_is_a_file_is_refused(tmp_path):
     (tmp_path / "x").write_text("mine")
     done = command("reproduce", "synthetic", "--out", str(tmp_path / "x"))
@@ -88,9 +156,129 @@ def test_an_output_folder_that_is_a_file_is_refused(tmp_path):
     assert (tmp_path / "x").read_text() == "mine"
 
 
-def test_version_and_help():
+def test_version_and_help(inside):
     assert command("--version").stdout.strip() == f"fsla {fsla.__version__}"
-    assert "reproduce" in command("--help").stdout
+    for args in ((), ("reproduce",), ("data",), ("bench",)):
+        code, out, _ = inside(*args, "--help")
+        assert code == 0
+        assert "0 done, 1 a check failed, 2 bad input, 130 interrupted" in " ".join(out.split())
+
+
+def test_greek_letters_need_no_greek_terminal():
+    done = command("data", "list", "--data-dir", "δ", PYTHONIOENCODING="ascii")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[0] == r"folder: \u03b4"
+
+
+def test_texts_of_the_user_are_shown_as_they_are(tmp_path, inside):
+    strange = tmp_path / "[/x]\x1b[31m\n:smile:\udcff"
+    shown = str(tmp_path) + r"/[/x]\x1b[31m\n:smile:\udcff"
+    code, out, _ = inside("data", "list", "--data-dir", str(strange))
+    assert code == 0
+    assert out.splitlines()[0] == f"folder: {shown}"
+    code, out, _ = inside("data", "check", "mnist", "--data-dir", str(strange))
+    assert code == 1
+    assert out.startswith(f"BAD {shown}/mnist/")
+    strange.mkdir(parents=True)
+    (strange / "x").write_text("mine")
+    code, _, err = inside("reproduce", "synthetic", "--out", str(strange))
+    assert code == 2
+    assert f"{shown} holds other files" in err
+    assert len(err.splitlines()) == 1
+
+
+def test_a_run_into_a_strangely_named_folder_ends_well(tmp_path, inside, monkeypatch):
+    spec = SyntheticSpec(seeds=1, K_max=5, K_timed=5, K_sequence=10)
+    monkeypatch.setattr("fsla.experiments.synthetic.SyntheticSpec", lambda seeds: spec)
+    code, out, err = inside("reproduce", "synthetic", "--out", str(tmp_path / "[/x]\x1b[31m"))
+    assert code == 0, err
+    assert str(tmp_path) + r"/[/x]\x1b[31m/summary.md" in out.splitlines()[-3]
+    assert "\x1b[31m" not in out
+
+
+def test_an_interruption_is_said_in_one_line(tmp_path):
+    """A real SIGINT in a real process, at the first run."""
+    code = (
+        "import os, signal, sys; from fsla import cli; from fsla.experiments import synthetic\n"
+        "synthetic._estimators = lambda spec, seed: os.kill(os.getpid(), signal.SIGINT)\n"
+        "cli.main()\n"
+    )
+    args = [sys.executable, "-c", code, "reproduce", "synthetic", "--out", "x"]
+    done = subprocess.run(args, capture_output=True, text=True, cwd=tmp_path, timeout=300)
+    assert done.returncode == 130
+    assert done.stderr == "fsla: interrupted; the same command resumes.\n"
+    assert {p.name for p in (tmp_path / "x").iterdir()} == {"spec.json", "runs"}
+
+
+def test_a_write_that_breaks_off_gets_one_message(tmp_path):
+    """A limit on the size of files breaks a write off midway, as a full disk does."""
+    code = (
+        "import resource; from fsla import cli; from fsla.plots import synthetic\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (2000, 2000)); cli.main()\n"
+    )
+    args = [sys.executable, "-c", code, "reproduce", "synthetic", "--seeds", "1", "--out", str(tmp_path / "x")]
+    done = subprocess.run(args, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+    assert "runs/estimators-000.jsonl must be usable. It is not: File too large." in done.stderr
+    assert {p.name for p in (tmp_path / "x").rglob("*")} == {"spec.json", "runs"}
+
+
+def test_a_full_disk_is_said_with_what_to_do(tmp_path, inside, monkeypatch):
+    def full(path, *args):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+
+    monkeypatch.setattr("fsla.experiments.bench.measure", lambda *args, **more: ([], []))
+    monkeypatch.setattr("fsla.experiments.bench.save", full)
+    code, _, err = inside("bench", "--json", str(tmp_path / "rows.json"))
+    assert code == 2
+    assert err == (
+        f"fsla: {tmp_path / 'rows.json'} must be usable. It is not: No space left on device. Free some room and give "
+        "the same command again; experiments resume.\n"
+    )
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_benchmark_into_a_pipe_leaves_the_pipe(inside, monkeypatch, tmp_path):
+    monkeypatch.setattr("fsla.experiments.bench.measure", lambda *args, **more: ([], []))
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    seen = []
+    reader = threading.Thread(target=lambda: seen.append(pipe.read_text()))
+    reader.start()
+    code, out, err = inside("bench", "--json", str(pipe))
+    reader.join()
+    assert code == 0, err
+    assert out.splitlines()[-1] == str(pipe)
+    assert json.loads(seen[0])["rows"] == []
+    assert stat.S_ISFIFO(pipe.stat().st_mode)
+
+
+@pytest.mark.parametrize("path", ["/proc/nowhere/rows.json", "/proc/rows.json", "/dev/null/rows.json", "/"])
+def test_a_benchmark_that_could_not_be_written_is_not_measured(path, inside, monkeypatch):
+    monkeypatch.setattr("fsla.experiments.bench.measure", lambda *args, **more: pytest.fail("measured"))
+    code, _, err = inside("bench", "--json", path)
+    assert code == 2
+    assert f"fsla: {path} must be usable" in err
+
+
+def test_damaged_runs_are_done_again(folder):
+    out, _ = folder
+    whole = json.loads((out / "summary.json").read_text())
+    (out / "runs" / "sequences-000.jsonl").write_text("{half")
+    (out / "runs" / "divergence-000.jsonl").write_text("")
+    done = command("reproduce", "synthetic", "--out", str(out), "--seeds", "1")
+    assert done.returncode == 0, done.stderr
+    again = json.loads((out / "summary.json").read_text())
+    assert again == whole
+
+
+def test_the_claims_are_shown(folder):
+    out, done = folder
+    assert "BP and NS coincide" in done.stdout
+    assert "| BP and NS coincide | yes |" in (out / "summary.md").read_text()
+    assert "Hessian-vector products" not in done.stdout
 
 
 def test_an_interrupted_experiment_resumes_where_it_stopped(tmp_path):
@@ -120,21 +308,6 @@ def test_an_interrupted_experiment_resumes_where_it_stopped(tmp_path):
     assert json.loads((tmp_path / "a" / "records.jsonl").read_text().splitlines()[0]) == resumed[0]
 
 
-def test_a_damaged_settings_file_is_named(tmp_path):
-    write_text(tmp_path / "spec.json", "{half")
-    with pytest.raises(RunError, match=r"spec.json must be the settings of a run"):
-        Folder(tmp_path, "synthetic", SyntheticSpec())
-
-
-def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch):
-    write_text(tmp_path / "x", "old")
-    monkeypatch.setattr("pathlib.Path.replace", lambda *a: (_ for _ in ()).throw(OSError("disk full")))
-    with pytest.raises(OSError, match="disk full"):
-        write_text(tmp_path / "x", "new")
-    assert [p.name for p in tmp_path.iterdir()] == ["x"]
-    assert (tmp_path / "x").read_text() == "old"
-
-
 def test_bad_specs_get_one_message():
     with pytest.raises(ValueError, match="'K_max' of SyntheticSpec must be at least 1"):
         SyntheticSpec(K_max=0)
@@ -158,6 +331,13 @@ def test_cleaning_figures_from_one_command(tmp_path):
     assert "<svg" in (out / "fig4.svg").read_text()
     summary = json.loads((out / "summary.json").read_text())
     assert len(summary["runs"]) == 5 + 6  # those of the first command are still there
+    held = json.loads((out / "spec.json").read_text())
+    assert list(held["data"]) == ["digits"]
+    (out / "spec.json").write_text(json.dumps(held | {"data": {"digits": "another"}}))
+    other = command("reproduce", "overview", "--out", str(out), "--device", "cpu")
+    assert other.returncode == 2
+    assert "other images or labels of digits than were read now" in other.stderr
+    (out / "spec.json").write_text(json.dumps(held))
     other = command("reproduce", "fig4", "--budget", "5", "--out", str(out))
     assert other.returncode == 2
     assert "budget_s: None there, 5.0 now" in other.stderr

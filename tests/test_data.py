@@ -1,11 +1,7 @@
-"""idx files, data sets, downloads from a loopback server, label noise, the task."""
+"""idx files, data sets, label noise, the task, endless batches."""
 
-import functools
 import gzip
-import hashlib
-import http.server
-import struct
-import threading
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -13,27 +9,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fsla.data import DataError, TaskSpec, corrupt, load, long_tail, make_task, sets
+from fsla.data import DataError, TaskSpec, corrupt, cycle, fingerprint, load, long_tail, make_task, sets
 from fsla.data.idx import read_idx
-
-
-def idx_bytes(array):
-    code = {np.dtype("u1"): 8, np.dtype(">i4"): 12}[array.dtype]
-    header = struct.pack(">HBB", 0, code, array.ndim) + struct.pack(f">{array.ndim}I", *array.shape)
-    return header + array.tobytes()
-
-
-def write(path, array):
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(gzip.compress(idx_bytes(array), mtime=0))
-
-
-def images(n, seed=0):
-    return np.random.default_rng(seed).integers(0, 256, (n, 28, 28)).astype("u1")
-
-
-def labels(n):
-    return (np.arange(n) % 10).astype("u1")
+from idx_files import header, idx_bytes, images, labels, write
 
 
 @pytest.fixture
@@ -82,6 +60,28 @@ def test_damaged_files_get_one_message(tmp_path, damage, text):
     with pytest.raises(DataError, match=text) as error:
         read_idx(path)
     assert str(path) in str(error.value)
+
+
+def test_no_more_is_unpacked_than_was_announced(tmp_path):
+    """64 MB of zeros after a header that announces 20 values: a small file that unpacks to a large one."""
+    path = tmp_path / "x.gz"
+    with gzip.open(path, "wb") as file:
+        file.write(header(8, 5, 2, 2))
+        for _ in range(64):
+            file.write(bytes(2**20))
+    tracemalloc.start()
+    with pytest.raises(DataError, match=r"5 x 2 x 2 values. It has more, and 20 bytes of them were announced"):
+        read_idx(path)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 8 * 2**20
+
+
+def test_an_absurd_announcement_is_refused(tmp_path):
+    path = tmp_path / "x.gz"
+    path.write_bytes(gzip.compress(header(14, 2**31, 2**31) + bytes(100)))
+    with pytest.raises(DataError, match=r"at most 2147483648 bytes of values. Its header announces 2147483648 x"):
+        read_idx(path)
 
 
 def test_mnist_is_read(folder):
@@ -138,95 +138,6 @@ def test_digits_need_nothing():
     assert 0 <= data.train_x.min() < data.train_x.max() <= 1
 
 
-@pytest.fixture
-def server(tmp_path):
-    """A loopback server of small files; `failures` makes the next answers fail."""
-    root = tmp_path / "served"
-    root.mkdir()
-
-    class Handler(http.server.SimpleHTTPRequestHandler):
-        failures, asked = 0, 0
-
-        def do_GET(self):
-            Handler.asked += 1
-            if Handler.failures > 0:
-                Handler.failures -= 1
-                self.send_error(503)
-            else:
-                super().do_GET()
-
-        def log_message(self, *args):
-            pass
-
-    httpd = http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Handler, directory=str(root)))
-    thread = threading.Thread(target=httpd.serve_forever, daemon=True)
-    thread.start()
-    yield root, f"http://127.0.0.1:{httpd.server_address[1]}/", Handler
-    httpd.shutdown()
-    thread.join()
-    httpd.server_close()
-
-
-@pytest.fixture
-def small_source(server, monkeypatch):
-    root, home, handler = server
-    files = []
-    for file, array in zip(sets.SOURCES["mnist"].files, (images(6), labels(6), images(4), labels(4)), strict=True):
-        write(root / file.name, array)
-        files.append(sets.File(file.name, hashlib.md5((root / file.name).read_bytes()).hexdigest()))
-    monkeypatch.setitem(sets.SOURCES, "mnist", sets.Source(home, *files))
-    monkeypatch.setattr("time.sleep", lambda s: None)  # pooch waits between tries
-    return root, handler
-
-
-class Bar:
-    def __init__(self):
-        self.total, self.done = 0, 0
-
-    def update(self, n):
-        self.done += n
-
-    def reset(self):
-        self.done = 0
-
-    def close(self):
-        pass
-
-
-def test_a_download_is_checked_kept_and_shown(small_source, tmp_path):
-    bar, (_, handler) = Bar(), small_source
-    paths = sets.fetch("mnist", tmp_path / "cache", progress=bar)
-    assert all(p.exists() for p in paths)
-    assert bar.total > 0
-    asked = handler.asked
-    sets.fetch("mnist", tmp_path / "cache")
-    assert handler.asked == asked  # what is there is not fetched again
-    assert all(c.good and "as published" in c.text for c in sets.check("mnist", tmp_path / "cache"))
-
-
-def test_a_download_is_tried_again(small_source, tmp_path):
-    _, handler = small_source
-    handler.failures = 2
-    assert len(sets.fetch("mnist", tmp_path / "cache")) == 4
-    handler.failures = 0
-
-
-def test_a_wrong_checksum_leaves_nothing(small_source, tmp_path):
-    root, _ = small_source
-    name = sets.SOURCES["mnist"].train_images.name
-    write(root / name, images(7))
-    with pytest.raises(DataError, match="must have the checksum"):
-        sets.fetch("mnist", tmp_path / "cache", tries=0)
-    assert not (tmp_path / "cache" / "mnist" / name).exists()
-
-
-def test_no_network_says_which_files_to_put_where(small_source, tmp_path, monkeypatch):
-    source = sets.SOURCES["mnist"]
-    monkeypatch.setitem(sets.SOURCES, "mnist", sets.Source("http://127.0.0.1:9/", *source.files))
-    with pytest.raises(DataError, match=r"cannot be downloaded.*Put them in place.*t10k-labels-idx1-ubyte.gz"):
-        sets.fetch("mnist", tmp_path / "cache", tries=0)
-
-
 def test_check_tells_what_is_wrong_with_each_file(folder):
     (folder / "mnist" / sets.SOURCES["mnist"].test_labels.name).write_bytes(b"junk")
     found = sets.check("mnist", folder)
@@ -237,6 +148,35 @@ def test_check_tells_what_is_wrong_with_each_file(folder):
     assert "MNIST's, which stand in" in qmnist[0].text
     assert "`fsla data fetch fashion-mnist` downloads it" in sets.check("fashion-mnist", folder)[0].text
     assert sets.check("digits", folder)[0].good
+
+
+def test_check_counts_labels_and_images(folder):
+    write(folder / "mnist" / sets.SOURCES["mnist"].train_labels.name, labels(59))
+    found = sets.check("mnist", folder)
+    assert [c.good for c in found] == [True, False, True, True]
+    assert found[1].text.startswith("59; ")
+    assert "there are 60 training images" in found[1].text
+    extended = np.zeros((19, 8), ">i4")
+    write(folder / "qmnist" / sets.SOURCES["qmnist"].test_labels.name, extended)
+    assert [c.good for c in sets.check("qmnist", folder)] == [True, True, True, False]
+    with pytest.raises(DataError, match="20 images and 19 labels"):
+        load("qmnist", folder)
+
+
+def test_the_fingerprint_is_that_of_the_data_not_of_its_place(folder):
+    source = sets.SOURCES["mnist"]
+    arrays = (images(60), labels(60), images(20, 1), labels(20))
+    for file, array in zip(source.files, arrays, strict=True):
+        write(folder / "again" / "mnist" / file.name, array)
+    first = fingerprint(load("mnist", folder))
+    assert first == fingerprint(load("mnist", folder / "again"))
+    for file, array in zip(source.files, arrays, strict=True):
+        changed = array.copy()
+        changed[7] = (changed[7] + 1) % 10
+        write(folder / "again" / "mnist" / file.name, changed)
+        assert fingerprint(load("mnist", folder / "again")) != first
+        write(folder / "again" / "mnist" / file.name, array)
+    assert first == fingerprint(load("mnist", folder / "again"))
 
 
 CASES = st.tuples(st.sampled_from(["uniform", "wrong", "pair"]), st.floats(0, 1), st.integers(0, 10**6))
@@ -319,3 +259,31 @@ def test_the_task_is_drawn_from_its_seed(folder):
 def test_bad_tasks_get_one_message(folder, changes, text):
     with pytest.raises(ValueError, match=text):
         make_task(TaskSpec("mnist", **({"n_train": 10, "n_valid": 10} | changes)), data_dir=folder)
+
+
+def test_cycling_goes_round_and_round():
+    batches = cycle([1, 2, 3])
+    assert [next(batches) for _ in range(7)] == [1, 2, 3, 1, 2, 3, 1]
+
+
+def test_a_cycled_loader_shuffles_anew():
+    data = torch.arange(20)
+    generator = torch.Generator().manual_seed(0)
+    batches = cycle(torch.utils.data.DataLoader(data, batch_size=5, shuffle=True, generator=generator))
+    rounds = [torch.cat([next(batches) for _ in range(4)]) for _ in range(3)]
+    for found in rounds:
+        assert torch.equal(found.sort().values, data)
+    assert not torch.equal(rounds[0], rounds[1])
+    assert not torch.equal(rounds[1], rounds[2])
+
+
+def test_cycling_through_nothing_is_an_error():
+    with pytest.raises(ValueError, match=r"at least one batch each time round. The list is empty"):
+        next(cycle([]))
+
+
+def test_cycling_through_what_ends_is_an_error():
+    batches = cycle(x for x in (1, 2))
+    assert [next(batches), next(batches)] == [1, 2]
+    with pytest.raises(ValueError, match=r"The generator gave its batches once and has ended. Pass a DataLoader"):
+        next(batches)

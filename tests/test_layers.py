@@ -9,7 +9,7 @@ import pytest
 ROOT = Path(__file__).parent.parent / "src" / "fsla"
 
 LAYERS = [
-    ["checks"],
+    ["checks", "files"],
     ["tree"],
     ["sample"],
     ["problem", "passes", "nest"],
@@ -25,7 +25,7 @@ LAYERS = [
     ["fsla"],  # __init__: the public names of the core
     ["problems", "data", "training"],
     ["experiments"],
-    ["plots"],
+    ["plots", "screen"],
     ["cli"],
     ["__main__"],
 ]

@@ -2,28 +2,38 @@
 
 from __future__ import annotations
 
-import json
+import errno
+import io
 import os
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 from rich.markdown import Markdown
-from rich.progress import BarColumn, DownloadColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.text import Text
 
 from fsla import __version__
-from fsla.experiments.folder import Folder, RunError, write_text
+from fsla.experiments.folder import Folder, RunError, check_parent
+from fsla.experiments.report import Summary, claims
+from fsla.files import ensure_writable
+from fsla.screen import Download, complain, console, download_bar, interruptible, run_bar, say
 
+if TYPE_CHECKING:
+    from fsla.experiments.cleaning import RunSpec
+    from fsla.experiments.reproduce import Plan
+
+RESUMES = "the same command resumes."
+EXIT_CODES = "Exit codes: 0 done, 1 a check failed, 2 bad input, 130 interrupted."
 app = typer.Typer(
     name="fsla", no_args_is_help=True, add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False
 )
-reproduce = typer.Typer(no_args_is_help=True, help="Reproduce an experiment of the paper: records, summary, figures.")
-data = typer.Typer(no_args_is_help=True, help="The data sets: what there is, downloads, checks.")
+reproduce = typer.Typer(
+    no_args_is_help=True, help="Reproduce an experiment of the paper: records, summary, figures.", epilog=EXIT_CODES
+)
+data = typer.Typer(no_args_is_help=True, help="The data sets: what there is, downloads, checks.", epilog=EXIT_CODES)
 app.add_typer(reproduce, name="reproduce")
 app.add_typer(data, name="data")
-console = Console()
 
 Out = Annotated[Path, typer.Option(help="Folder for records, summary and figures; an interrupted run resumes in it.")]
 Seeds = Annotated[int, typer.Option(min=1, help="Number of random problems.")]
@@ -41,11 +51,13 @@ Engine = Annotated[str, typer.Option(help="'auto', 'eager', 'graph' (captured st
 
 def _version(wanted: bool) -> None:
     if wanted:
-        console.print(f"fsla {__version__}", highlight=False)
+        say(f"fsla {__version__}")
         raise typer.Exit
 
 
-@app.callback(help="Bilevel optimisation with a fully single loop: no inner solve, no Hessian inverse.")
+@app.callback(
+    help="Bilevel optimisation with a fully single loop: no inner solve, no Hessian inverse.", epilog=EXIT_CODES
+)
 def options(
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
@@ -55,39 +67,38 @@ def options(
 
 
 @reproduce.command()
+@interruptible(RESUMES)
 def synthetic(out: Out, seeds: Seeds = 20) -> None:
     """Section 6.1, Figure 1: the error of FSLA, NS, BP and CG on the quadratic, against K, products and time."""
+    _synthetic(out, seeds)
+
+
+def _synthetic(out: Path, seeds: int) -> None:
     from fsla.experiments import synthetic as experiment
-    from fsla.experiments.synthetic_summary import markdown, summarise
+    from fsla.experiments.synthetic_summary import summary_of
     from fsla.plots.synthetic import draw
 
     spec = experiment.SyntheticSpec(seeds=seeds)
     folder = Folder(out, "synthetic", spec)
-    with _bar() as progress:
+    with run_bar() as progress:
         task = progress.add_task("synthetic", total=None)
         records = experiment.run(
             spec, folder, lambda name, done, total: progress.update(task, description=name, completed=done, total=total)
         )
-    summary = summarise(spec, records)
-    write_text(out / "summary.json", json.dumps(summary, indent=2, ensure_ascii=False) + "\n")
-    text = markdown(spec, summary)
-    write_text(out / "summary.md", text)
-    _show(out, text.split("## Hessian-vector products")[0], draw(out, records))
+    summary = summary_of(spec, records)
+    summary.save(out)
+    _show(out, summary, draw(out, records))
 
 
-def _cleaning(group: str, out: Path, scale: str, seeds: int, more: dict[str, Any]) -> None:
+def _cleaning(plan: Plan) -> None:
     import torch
 
-    from fsla.experiments.cleaning import RunSpec
-    from fsla.experiments.figures import GROUPS, CleaningSpec
-    from fsla.experiments.reproduce import device_of
-    from fsla.experiments.reproduce import reproduce as run
+    from fsla.experiments.reproduce import carry_out
     from fsla.plots.cleaning import draw
 
-    asked = CleaningSpec(scale, more["model"], more["budget"])
-    if scale == "smoke":
+    if plan.asked.scale == "smoke":
         torch.set_num_threads(1)  # its tensors are small: more threads only wait for each other
-    with _bar() as progress:
+    with run_bar() as progress:
         runs = progress.add_task("runs", total=None)
         steps = progress.add_task("steps", total=None)
 
@@ -95,18 +106,18 @@ def _cleaning(group: str, out: Path, scale: str, seeds: int, more: dict[str, Any
             progress.update(runs, completed=done, total=total)
             progress.update(steps, description=f"{spec.task.dataset} {spec.method}", completed=step, total=spec.steps)
 
-        where = {"data_dir": more["data_dir"], "device": device_of(more["device"]), "engine": more["engine"]}
-        results, text = run(out, asked, GROUPS[group], seeds, **where, report=report)
+        results, summary = carry_out(plan, report)
         progress.update(runs, completed=progress.tasks[0].total)
-    head, claims, *_ = text.split("\n## ")
-    if scale == "smoke":
-        claims += "\nSmall data and another model: what does not hold here may hold at the paper's size.\n"
-    _show(out, f"{head}\n## {claims}", draw(out, asked, GROUPS[group], results))
+    note = ""
+    if plan.asked.scale == "smoke":
+        note = "Small data and another model: what does not hold here may hold at the paper's size."
+    _show(plan.out, summary, draw(plan.out, plan.asked, plan.figures, results), note)
 
 
 def _group(name: str, text: str) -> None:
     """Adds the command of a group of figures; all take the same options."""
 
+    @interruptible(RESUMES)
     def command(
         out: Out,
         scale: Scale = "smoke",
@@ -117,11 +128,24 @@ def _group(name: str, text: str) -> None:
         budget: Budget = None,
         engine: Engine = "auto",
     ) -> None:
-        more = {"data_dir": data_dir, "device": device, "model": model, "budget": budget, "engine": engine}
+        from fsla.experiments.figures import GROUPS, CleaningSpec
+        from fsla.experiments.reproduce import device_of, prepare
+
+        asked = CleaningSpec(scale, model, budget)
         if name == "all":
-            synthetic(out / "synthetic", seeds=20 if scale == "paper" else min(seeds, 3))
-            out = out / "cleaning"
-        _cleaning(name, out, scale, seeds, more)
+            check_parent(out, ("synthetic", "cleaning"))
+        plan = prepare(
+            out / "cleaning" if name == "all" else out,
+            asked,
+            GROUPS[name],
+            seeds,
+            data_dir=data_dir,
+            device=device_of(device),
+            engine=engine,
+        )
+        if name == "all":  # by now everything that was asked for is known to be good
+            _synthetic(out / "synthetic", 20 if scale == "paper" else min(seeds, 3))
+        _cleaning(plan)
 
     reproduce.command(name, help=text)(command)
 
@@ -135,7 +159,8 @@ _group("momentum", "Not in the paper: STORM, a moving average, no momentum, and 
 _group("all", "Everything, the synthetic experiment too (20 seeds of it at paper scale, at most 3 at smoke scale).")
 
 
-@app.command()
+@app.command(epilog=EXIT_CODES)
+@interruptible("nothing was written.")
 def bench(
     problems: Annotated[
         str, typer.Option(help="Of 'cnn', 'softmax', 'quadratic', with commas.")
@@ -165,7 +190,9 @@ def bench(
     from fsla.experiments.reproduce import device_of
     from fsla.training.engine import ENGINES
 
-    names, chosen, varied = problems.split(","), engines.split(","), [x for x in scaling.split(",") if x]
+    names = problems.split(",")
+    chosen = engines.split(",")
+    varied = [x for x in scaling.split(",") if x]
     for given, table, what in (
         (names, benchmark.PROBLEMS, "problem"),
         (chosen, ENGINES[1:], "engine"),
@@ -174,32 +201,32 @@ def bench(
         for name in given:
             pick(name, dict.fromkeys(table), what)
     if json_file is not None:
-        json_file.parent.mkdir(parents=True, exist_ok=True)  # now, rather than after minutes of measuring
+        ensure_writable(json_file)  # now, rather than after minutes of measuring
     torch.set_num_threads(threads)
     if tf32:
         torch.set_float32_matmul_precision("high")
     on = device_of(device)
     with console.status("") as status:
-        rows, notes = benchmark.measure(
-            tuple(names), rounds, on, status.update, engines=tuple(chosen), with_peers=peers
-        )
+
+        def report(text: str) -> None:
+            status.update(Text(text))
+
+        rows, notes = benchmark.measure(tuple(names), rounds, on, report, engines=tuple(chosen), with_peers=peers)
         for name in varied:
-            rows += benchmark.scaling(name, rounds, on, status.update)
+            rows += benchmark.scaling(name, rounds, on, report)
     line = "{:10} {:38} {:8} {:>9} {:>13} {:>9} {:>6} {:>16}"
-    console.print(
-        line.format("problem", "step", "engine", "SGD steps", "quartiles", "ms", "MB", "varied"), soft_wrap=True
-    )
+    say(line.format("problem", "step", "engine", "SGD steps", "quartiles", "ms", "MB", "varied"))
     for r in rows:
         step = ", ".join(x for x in (r.method, r.momentum, r.samples) if x)
-        spread, n = f"{r.low:.2f}-{r.high:.2f}", "" if r.n is None else f"{r.varies} {r.n}"
+        spread = f"{r.low:.2f}-{r.high:.2f}"
+        n = "" if r.n is None else f"{r.varies} {r.n}"
         memory = "" if r.memory_mb is None else f"{r.memory_mb:.0f}"
-        text = line.format(r.problem, step, r.engine, f"{r.ratio:.2f}", spread, f"{r.ms:.2f}", memory, n)
-        console.print(text, highlight=False, soft_wrap=True)
+        say(line.format(r.problem, step, r.engine, f"{r.ratio:.2f}", spread, f"{r.ms:.2f}", memory, n))
     for note in notes:
-        console.print(note, highlight=False, soft_wrap=True)
+        say(note)
     if json_file is not None:
         benchmark.save(json_file, rows, str(on), notes)
-        console.print(str(json_file), highlight=False, soft_wrap=True)
+        say(str(json_file))
 
 
 @data.command("list")
@@ -208,25 +235,27 @@ def data_list(data_dir: DataDir = None) -> None:
     from fsla.data.sets import SOURCES, cache, folder_of
 
     folder = folder_of(data_dir) or cache()
-    console.print(f"folder: {folder}", highlight=False, soft_wrap=True)
-    console.print("digits           at hand (part of scikit-learn)", highlight=False)
+    say(f"folder: {folder}")
+    say("digits           at hand (part of scikit-learn)")
     for name, source in SOURCES.items():
         found = sum((folder / name / f.name).exists() for f in source.files)
-        console.print(f"{name:16} {found} of {len(source.files)} files", highlight=False)
+        say(f"{name:16} {found} of {len(source.files)} files")
 
 
 @data.command("fetch")
+@interruptible("the same command goes on with what is missing.")
 def data_fetch(name: str, data_dir: DataDir = None) -> None:
     """Download what is missing of a data set, with checksums."""
     from fsla.data.sets import cache, fetch, folder_of
 
-    with Progress(TextColumn("{task.description}"), BarColumn(), DownloadColumn(), console=console) as progress:
-        paths = fetch(name, folder_of(data_dir) or cache(), progress=_Download(progress))
+    with download_bar() as progress:
+        paths = fetch(name, folder_of(data_dir) or cache(), progress=Download(progress))
     for path in paths:
-        console.print(str(path), highlight=False, soft_wrap=True)
+        say(str(path))
 
 
 @data.command("check")
+@interruptible("nothing was changed.")
 def data_check(
     name: Annotated[str, typer.Argument(help="A data set; all if left out.")] = "", data_dir: DataDir = None
 ) -> None:
@@ -240,59 +269,37 @@ def data_check(
     for one in [name] if name else NAMES:
         for found in check(one, folder_of(data_dir) or cache()):
             bad |= not found.good
-            console.print(
-                f"{'ok ' if found.good else 'BAD'} {found.path}: {found.text}", highlight=False, soft_wrap=True
-            )
+            say(f"{'ok ' if found.good else 'BAD'} {found.path}: {found.text}")
     if bad:
         raise typer.Exit(1)
 
 
-class _Download:
-    """pooch's idea of a progress bar, drawn by rich."""
-
-    def __init__(self, progress: Progress) -> None:
-        self._progress, self._task, self._total = progress, progress.add_task("download", total=None), 0
-
-    @property
-    def total(self) -> int:
-        return self._total
-
-    @total.setter
-    def total(self, value: int) -> None:
-        self._total = value
-        self._progress.update(self._task, total=value)
-
-    def update(self, n: int) -> None:
-        self._progress.advance(self._task, n)
-
-    def reset(self) -> None:
-        self._progress.reset(self._task)
-
-    def close(self) -> None:
-        pass
-
-
-def _bar() -> Progress:
-    columns = TextColumn("{task.description:24}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
-    return Progress(*columns, console=console)
-
-
-def _show(out: Path, text: str, figures: list[Path]) -> None:
-    console.print(Markdown(text))
-    console.print("\nFigures (PNG, and SVG beside each), summary and records:", highlight=False)
+def _show(out: Path, summary: Summary, figures: list[Path], note: str = "") -> None:
+    console.print(Markdown(claims(summary.claims)))
+    if note:
+        say(note)
+    say("")
+    say("Figures (PNG, and SVG beside each), summary and records:")
     for path in [*figures, out / "summary.md", out / "summary.json", out / "records.jsonl"]:
-        console.print(f"  {path}", highlight=False, soft_wrap=True)
+        say(f"  {path}")
+
+
+def _message(error: Exception) -> str:
+    if not isinstance(error, OSError) or error.strerror is None:
+        return str(error)
+    full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+    hint = " Free some room and give the same command again; experiments resume." if full else ""
+    return f"{error.filename or 'Every file'} must be usable. It is not: {error.strerror}.{hint}"
 
 
 def main() -> None:
     """Runs the command. What the user can mend gets one message and the exit code 2, without a traceback."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # Greek letters, where the terminal has none
     try:
         app()
     except (RunError, ValueError, OSError) as error:
         if os.environ.get("FSLA_TRACEBACK"):
             raise
-        print(f"fsla: {error}", file=sys.stderr)
+        complain(_message(error))
         sys.exit(2)
-    except KeyboardInterrupt:
-        print("fsla: interrupted; the same command resumes.", file=sys.stderr)
-        sys.exit(130)

@@ -2,7 +2,8 @@
 
 from fsla.data.idx import DataError
 from fsla.data.noise import KINDS, Noise, corrupt, long_tail
-from fsla.data.sets import NAMES, Images, load
+from fsla.data.samplers import cycle
+from fsla.data.sets import NAMES, Images, fingerprint, load
 from fsla.data.task import CleaningTask, TaskSpec, make_task
 
 __all__ = [
@@ -14,6 +15,8 @@ __all__ = [
     "Noise",
     "TaskSpec",
     "corrupt",
+    "cycle",
+    "fingerprint",
     "load",
     "long_tail",
     "make_task",

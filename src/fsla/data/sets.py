@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,7 @@ import torch
 from torch import Tensor
 
 from fsla.checks import pick
+from fsla.data.download import Bar, Downloader, DownloadRefused, Limits
 from fsla.data.idx import DataError, read_idx
 
 
@@ -85,6 +87,15 @@ class Images(NamedTuple):
     origin: str
 
 
+def fingerprint(images: Images) -> str:
+    """A checksum of the images and labels, wherever they came from."""
+    digest = hashlib.blake2b(digest_size=16)
+    for tensor in (images.train_x, images.train_y, images.test_x, images.test_y):
+        digest.update(f"{tensor.dtype} {tuple(tensor.shape)};".encode())
+        digest.update(tensor.contiguous().numpy().data)
+    return digest.hexdigest()
+
+
 def folder_of(data_dir: Path | None) -> Path | None:
     """The folder that was asked for: --data-dir, else FSLA_DATA, else none."""
     if data_dir is None and os.environ.get("FSLA_DATA"):
@@ -99,7 +110,7 @@ def cache() -> Path:
     return Path(pooch.os_cache("fsla"))
 
 
-def load(name: str, data_dir: Path | None = None, *, progress: Any = None) -> Images:
+def load(name: str, data_dir: Path | None = None, *, progress: Bar | None = None) -> Images:
     """Returns a data set; downloads it into the cache if no folder was asked for and the cache lacks it."""
     pick(name, dict.fromkeys(NAMES), "data set")
     if name == "digits":
@@ -109,16 +120,32 @@ def load(name: str, data_dir: Path | None = None, *, progress: Any = None) -> Im
         folder = cache()
         fetch(name, folder, progress=progress)
     paths, origin = _paths(name, folder)
-    arrays = [_images(paths[0]), _labels(paths[1]), _images(paths[2]), _labels(paths[3])]
-    arrays[3] = arrays[3][: len(arrays[2])] if name == "qmnist" else arrays[3]
-    for kind, images, labels in (("training", arrays[0], arrays[1]), ("test", arrays[2], arrays[3])):
-        if len(images) != len(labels):
+    train_x = _images(paths[0])
+    train_y = _labels(paths[1])
+    test_x = _images(paths[2])
+    test_y = _labels(paths[3])
+    for part, images, labels in (("training", train_x, train_y), ("test", test_x, test_y)):
+        if not _agree(name, part, len(images), len(labels)):
             raise DataError(
-                f"{name} must have one label for each image. Its {kind} files in {folder} hold {len(images)} images "
+                f"{name} must have one label for each image. Its {part} files in {folder} hold {len(images)} images "
                 f"and {len(labels)} labels."
             )
-    x, y, test_x, test_y = (torch.from_numpy(a) for a in arrays)
-    return Images(x[:, None].float() / 255, y.long(), test_x[:, None].float() / 255, test_y.long(), origin)
+    return Images(
+        _scaled(train_x),
+        torch.from_numpy(train_y),
+        _scaled(test_x),
+        torch.from_numpy(test_y[: len(test_x)]),
+        origin,
+    )
+
+
+def _scaled(images: npt.NDArray[np.uint8]) -> Tensor:
+    return torch.from_numpy(images)[:, None].float() / 255
+
+
+def _agree(name: str, part: str, images: int, labels: int) -> bool:
+    """Whether there is a label for each image. QMNIST has more test labels than MNIST has images to stand in."""
+    return labels >= images if name == "qmnist" and part == "test" else labels == images
 
 
 def _digits() -> Images:
@@ -132,14 +159,14 @@ def _digits() -> Images:
     return Images(x[~test], y[~test], x[test], y[test], "scikit-learn")
 
 
-def _images(path: Path) -> npt.NDArray[Any]:
+def _images(path: Path) -> npt.NDArray[np.uint8]:
     array = read_idx(path)
     if array.ndim != 3 or array.dtype != np.uint8:
         raise DataError(f"{path} must hold images (idx3, bytes). It holds {array.ndim} dimensions of {array.dtype}.")
     return array
 
 
-def _labels(path: Path) -> npt.NDArray[Any]:
+def _labels(path: Path) -> npt.NDArray[np.int64]:
     array = read_idx(path)
     if array.ndim == 2:  # QMNIST's extended labels: column 0 is the class
         array = array[:, 0]
@@ -156,11 +183,13 @@ def _labels(path: Path) -> npt.NDArray[Any]:
 
 def _paths(name: str, folder: Path) -> tuple[list[Path], str]:
     """The four files of a data set. Where QMNIST's images are missing, MNIST's stand in: the same in the same order."""
-    paths, origin = [folder / name / f.name for f in SOURCES[name].files], "own files"
+    paths = [folder / name / f.name for f in SOURCES[name].files]
+    origin = "own files"
     if name == "qmnist":
         for i, file in ((0, SOURCES[name].train_images), (2, SOURCES[name].test_images)):
             if not paths[i].exists() and _stand_in(folder, file).exists():
-                paths[i], origin = _stand_in(folder, file), "QMNIST labels, MNIST images"
+                paths[i] = _stand_in(folder, file)
+                origin = "QMNIST labels, MNIST images"
     missing = [p for p in paths if not p.exists()]
     if missing:
         raise DataError(missing_text(name, missing))
@@ -181,8 +210,17 @@ def missing_text(name: str, missing: list[Path], why: str = "") -> str:
     )
 
 
-def fetch(name: str, folder: Path, *, home: str | None = None, progress: Any = None, tries: int = 3) -> list[Path]:
-    """Downloads what the folder lacks of a data set, with checksums; returns the four paths."""
+def fetch(
+    name: str,
+    folder: Path,
+    *,
+    home: str | None = None,
+    progress: Bar | None = None,
+    tries: int = 3,
+    limits: Limits | None = None,
+    clock: Callable[[], float] = time.monotonic,
+) -> list[Path]:
+    """Downloads what the folder lacks of a data set, with checksums and within limits; returns the four paths."""
     import pooch
 
     source = pick(name, SOURCES, "data set to fetch")
@@ -198,7 +236,9 @@ def fetch(name: str, folder: Path, *, home: str | None = None, progress: Any = N
         if path.exists():
             continue  # whatever the user has put there is used; `fsla data check` tells if it is whole
         try:
-            store.fetch(file.name, downloader=pooch.HTTPDownloader(progressbar=progress or False, timeout=30))
+            store.fetch(file.name, downloader=Downloader(limits or Limits(), progress=progress, clock=clock))
+        except DownloadRefused as error:
+            raise DataError(str(error)) from None
         except ValueError as error:  # pooch keeps no file whose checksum is wrong
             raise DataError(f"The download of {file.name} must have the checksum {file.md5}. {error}") from None
         except Exception as error:  # every kind of network trouble
@@ -219,24 +259,33 @@ def check(name: str, folder: Path) -> list[Check]:
     """Reads every file of a data set in a folder and says what it holds."""
     if name == "digits":
         return [Check(Path("scikit-learn"), True, "part of the package")]
-    out = []
-    readers: tuple[Callable[[Path], npt.NDArray[Any]], ...] = (_images, _labels, _images, _labels)
-    for file, read in zip(SOURCES[name].files, readers, strict=True):
-        path, stands_in = folder / name / file.name, ""
-        if not path.exists() and name == "qmnist" and file in (SOURCES[name].train_images, SOURCES[name].test_images):
-            path, stands_in = _stand_in(folder, file), "MNIST's, which stand in; "
-        if not path.exists():
-            out.append(Check(path, False, f"missing; `fsla data fetch {name}` downloads it"))
-            continue
-        try:
-            shape = " x ".join(map(str, read(path).shape))
-        except DataError as error:
-            out.append(Check(path, False, str(error)))
-            continue
+    source = SOURCES[name]
+    found = []
+    for part, image_file, label_file in (
+        ("training", source.train_images, source.train_labels),
+        ("test", source.test_images, source.test_labels),
+    ):
+        images, number = _check_file(name, folder, image_file, _images)
+        labels, number_of_labels = _check_file(name, folder, label_file, _labels)
+        if images.good and labels.good and not _agree(name, part, number, number_of_labels):
+            labels = labels._replace(good=False, text=f"{labels.text}; but there are {number} {part} images")
+        found += [images, labels]
+    return found
+
+
+def _check_file(name: str, folder: Path, file: File, read: Callable[[Path], npt.NDArray[Any]]) -> tuple[Check, int]:
+    """What is to be said of a file, and how many images or labels it holds."""
+    path = folder / name / file.name
+    stands_in = ""
+    if not path.exists() and name == "qmnist" and read is _images:
+        path = _stand_in(folder, file)
+        stands_in = "MNIST's, which stand in; "
+    if not path.exists():
+        return Check(path, False, f"missing; `fsla data fetch {name}` downloads it"), 0
+    try:
+        shape = read(path).shape
         same = hashlib.md5(path.read_bytes(), usedforsecurity=False).hexdigest() == file.md5
-        out.append(
-            Check(
-                path, True, f"{stands_in}{shape}; {'as published' if same else 'readable, but not the published file'}"
-            )
-        )
-    return out
+    except (DataError, OSError) as error:
+        return Check(path, False, str(error)), 0
+    known = "as published" if same else "readable, but not the published file"
+    return Check(path, True, f"{stands_in}{' x '.join(map(str, shape))}; {known}"), shape[0]

@@ -63,11 +63,14 @@ def make_task(
             f"The training and validation sets must fit into {spec.dataset}'s {len(order)} training images. Got "
             f"{spec.n_train} + {spec.n_valid} instead."
         )
-    train, valid = order[: spec.n_train], order[spec.n_train : spec.n_train + spec.n_valid]
+    train = order[: spec.n_train]
+    valid = order[spec.n_train : spec.n_train + spec.n_valid]
     noise = corrupt(data.train_y[train], CLASSES, spec.noise, spec.rate, generator)
-    mean, std = 0.0, 1.0
+    mean = 0.0
+    std = 1.0
     if spec.inputs == "standard":
-        mean, std = float(data.train_x[train].mean()), float(data.train_x[train].std())
+        mean = float(data.train_x[train].mean())
+        std = float(data.train_x[train].std())
 
     def scaled(x: Tensor) -> Tensor:
         return ((x - mean) / std).to(device)

@@ -1,80 +1,177 @@
 """The output folder of an experiment: what was asked for, one file of records for each finished run, and summaries.
 
-spec.json        the experiment and its settings, seeds aside; a folder holds one experiment only
-runs/NAME.jsonl  the records of a finished run: written whole or not at all, so an interrupted experiment resumes
+spec.json        the experiment, its settings, seeds aside, and the fingerprints of its data; a folder holds one
+                 experiment only, on one version of each data set
+runs/NAME.jsonl  the records of a finished run, and a last line with their checksum: a file without it, or with another,
+                 counts as missing, so that an interrupted experiment resumes and a damaged run is done again
 records.jsonl    all of them together
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
-import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from fsla.files import is_temporary, remove_orphans, write_bytes, write_text
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 Record = dict[str, Any]
+Settings = dict[str, Any]
+
+_SETTINGS = "spec.json"
 
 
 class RunError(Exception):
     """Something that the person at the command line can mend; its text is the whole message."""
 
 
-def write_text(path: Path, text: str) -> None:
-    """Writes to a temporary name and renames, so that a file is never half-written."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+def settings_for(
+    path: Path, experiment: str, spec: DataclassInstance, data: Mapping[str, str] | None = None
+) -> Settings:
+    """Returns the settings that the folder is to hold; raises unless it may be used for them. Writes nothing.
+
+    `data` has the fingerprint of each data set that will be used, and is None for an experiment that uses none. Seeds
+    and further data sets may be added to a folder later.
+    """
+    wanted: Settings = json.loads(json.dumps({"experiment": experiment, **asdict(spec)}))
+    wanted.pop("seeds", None)
+    held = _held(path)
+    if held is None:
+        return wanted if data is None else wanted | {"data": dict(data)}
+    known = held.pop("data", None)
+    differ = sorted(k for k in held.keys() | wanted.keys() if held.get(k) != wanted.get(k))
+    if differ:
+        raise RunError(
+            f"The output folder must be new or of the same run. {path} holds a run with other settings "
+            f"({', '.join(f'{k}: {held.get(k)} there, {wanted.get(k)} now' for k in differ)}). "
+            "Choose another --out, or remove that folder."
+        )
+    if data is None:
+        return wanted
+    if not isinstance(known, dict):
+        raise RunError(
+            f"The output folder must say which data its runs used. {path / _SETTINGS} does not, so that it may have "
+            "been other data than now. Choose another --out, or remove that folder."
+        )
+    other = [name for name, fingerprint in data.items() if known.get(name, fingerprint) != fingerprint]
+    if other:
+        raise RunError(
+            f"The output folder must be used with the data that its runs used. {path} holds runs on other images or "
+            f"labels of {', '.join(other)} than were read now. Choose another --out, or give the same data with "
+            "--data-dir or FSLA_DATA."
+        )
+    return wanted | {"data": known | dict(data)}
+
+
+def check_parent(path: Path, parts: Sequence[str]) -> None:
+    """Raises if a folder for several experiments, one in each part, is someone else's. Writes nothing."""
     try:
-        temporary.write_text(text, encoding="utf-8")
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
+        others = [p.name for p in path.iterdir() if p.name not in parts] if path.exists() else []
+    except OSError as error:
+        raise _unwritable(path, error) from None
+    if others and not any((path / part / _SETTINGS).exists() for part in parts):
+        raise _foreign(path, others)
+
+
+def _held(path: Path) -> Settings | None:
+    """The settings in a folder; None if it is new or empty. A folder of someone else's files is an error."""
+    file = path / _SETTINGS
+    try:
+        others = [p.name for p in path.iterdir() if not is_temporary(p, _SETTINGS)] if path.exists() else []
+        content = file.read_bytes() if _SETTINGS in others else None
+    except OSError as error:
+        raise _unwritable(path, error) from None
+    if content is None and others:
+        raise _foreign(path, others)
+    if content is None:
+        return None
+    try:
+        held = json.loads(content)
+    except ValueError:
+        held = None
+    if not isinstance(held, dict) or "experiment" not in held:
+        raise RunError(f"{file} must be the settings of a run, as JSON. It is something else. Choose another --out.")
+    return held
+
+
+def _unwritable(path: Path, error: OSError) -> RunError:
+    return RunError(f"The output folder must be writable. {path} is not: {error.strerror}. Choose another --out.")
+
+
+def _foreign(path: Path, others: Sequence[str]) -> RunError:
+    return RunError(
+        f"The output folder must be new, empty or of an earlier run. {path} holds other files ({min(others)} for one), "
+        "and some might be overwritten. Choose another --out."
+    )
 
 
 class Folder:
-    """The folder of one experiment. Opening one that holds another experiment is an error."""
+    """The folder of one experiment. Opening one that holds another experiment, or other files, is an error."""
 
-    def __init__(self, path: Path, experiment: str, spec: Any) -> None:
-        self.path, self.runs = path, path / "runs"
-        wanted = json.loads(json.dumps({"experiment": experiment, **asdict(spec)}))
-        wanted.pop("seeds", None)  # more seeds may be added later
+    def __init__(
+        self, path: Path, experiment: str, spec: DataclassInstance, data: Mapping[str, str] | None = None
+    ) -> None:
+        self.path = path
+        self.runs = path / "runs"
+        settings = json.dumps(settings_for(path, experiment, spec, data), indent=2) + "\n"
+        file = path / _SETTINGS
         try:
-            self.runs.mkdir(parents=True, exist_ok=True)
-            if not (path / "spec.json").exists():
-                write_text(path / "spec.json", json.dumps(wanted, indent=2) + "\n")
+            path.mkdir(parents=True, exist_ok=True)
+            if not file.exists() or file.read_text(encoding="utf-8") != settings:
+                write_text(file, settings)
+            self.runs.mkdir(exist_ok=True)
+            remove_orphans(path)
+            remove_orphans(self.runs)
         except OSError as error:
-            raise RunError(
-                f"The output folder must be writable. {path} is not: {error.strerror}. Choose another --out."
-            ) from None
-        held = self._held(path / "spec.json")
-        if held != wanted:
-            differ = sorted(k for k in held.keys() | wanted.keys() if held.get(k) != wanted.get(k))
-            raise RunError(
-                f"The output folder must be new or of the same run. {path} holds a run with other settings "
-                f"({', '.join(f'{k}: {held.get(k)} there, {wanted.get(k)} now' for k in differ)}). "
-                "Choose another --out, or remove that folder."
-            )
-
-    @staticmethod
-    def _held(path: Path) -> dict[str, Any]:
-        try:
-            held = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            held = None
-        if not isinstance(held, dict):
-            raise RunError(f"{path} must be the settings of a run, as JSON. It cannot be read. Choose another --out.")
-        return held
+            raise _unwritable(path, error) from None
 
     def finished(self, name: str) -> bool:
-        return (self.runs / f"{name}.jsonl").exists()
+        """Whether the file of a run is there and whole."""
+        return self._lines(name) is not None
 
     def save(self, name: str, records: Iterable[Record]) -> None:
-        write_text(self.runs / f"{name}.jsonl", "".join(json.dumps(r) + "\n" for r in records))
+        """Writes the records of a finished run; what was in their place is replaced."""
+        lines = "".join(json.dumps(r) + "\n" for r in records).encode()
+        write_bytes(self._file(name), lines + _seal(lines))
 
     def gather(self, names: Sequence[str]) -> list[Record]:
         """Returns the records of these runs, and writes them together as records.jsonl."""
-        lines: list[str] = []
+        gathered = b""
         for name in names:
-            lines += (self.runs / f"{name}.jsonl").read_text(encoding="utf-8").splitlines()
-        write_text(self.path / "records.jsonl", "\n".join(lines) + "\n")
-        return [json.loads(line) for line in lines]
+            lines = self._lines(name)
+            if lines is None:
+                raise RunError(
+                    f"{self._file(name)} must hold all records of a run. It is missing or damaged. Remove it, and the "
+                    "same command does that run again."
+                )
+            gathered += lines
+        write_bytes(self.path / "records.jsonl", gathered)
+        return [json.loads(line) for line in gathered.splitlines()]
+
+    def _file(self, name: str) -> Path:
+        return self.runs / f"{name}.jsonl"
+
+    def _lines(self, name: str) -> bytes | None:
+        """The records of a run as they stand in its file; None if it is missing or not whole."""
+        try:
+            content = self._file(name).read_bytes()
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise RunError(
+                f"{self._file(name)} must be a readable file. It is not: {error.strerror}. Remove it, and the same "
+                "command does that run again."
+            ) from None
+        lines = content[: content.rfind(b"\n", 0, -1) + 1]
+        return lines if content == lines + _seal(lines) else None
+
+
+def _seal(lines: bytes) -> bytes:
+    """The last line of a run's file, which proves that the lines before it are whole."""
+    return json.dumps({"checksum": hashlib.blake2b(lines, digest_size=16).hexdigest()}).encode() + b"\n"

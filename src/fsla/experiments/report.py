@@ -1,8 +1,36 @@
-"""Small parts of every summary.md: tables and claims."""
+"""What an experiment says in the end, and the small parts of every summary.md: tables and claims."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from fsla.files import write_text
+
+
+class Claim(NamedTuple):
+    """What is said, whether it held (None: the runs do not decide it), and the figures that show it."""
+
+    text: str
+    held: bool | None
+    figures: str
+
+
+@dataclass(frozen=True)
+class Summary:
+    """The claims, the numbers of summary.json, and the text of summary.md."""
+
+    claims: tuple[Claim, ...]
+    numbers: Mapping[str, object]
+    text: str
+
+    def save(self, folder: Path) -> None:
+        """Writes summary.json and summary.md."""
+        write_text(folder / "summary.json", json.dumps(self.numbers, indent=2, ensure_ascii=False) + "\n")
+        write_text(folder / "summary.md", self.text)
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from fsla.experiments.folder import Record
-from fsla.experiments.report import claims, table
+from fsla.experiments.report import Claim, Summary, claims, table
 from fsla.experiments.synthetic import METHODS, SyntheticSpec
 
 LEVELS = (1e-1, 1e-2, 1e-4, 1e-6, 1e-8, 1e-10, 1e-12)
@@ -89,62 +89,78 @@ def _slope(spec: SyntheticSpec, records: list[Record], a: float) -> float | None
     return statistics.median(slopes)
 
 
-def markdown(spec: SyntheticSpec, summary: dict[str, Any]) -> str:
-    """summary.md: the tables, and each claim of section 6.1 held or not."""
+def summary_of(spec: SyntheticSpec, records: list[Record]) -> Summary:
+    """What the records say: the claims, the numbers and the text."""
+    numbers = summarise(spec, records)
+    return Summary(claims_of(spec, numbers), numbers, markdown(spec, numbers))
+
+
+def claims_of(spec: SyntheticSpec, summary: dict[str, Any]) -> tuple[Claim, ...]:
+    """Each claim of section 6.1, held or not."""
     names = [f"{x:.0e}" for x in LEVELS]
-    K, hvp, seconds = summary["K_to_level"], summary["hvp_to_level"], summary["seconds_to_level"]
-    slopes, diverging = summary["slopes"], summary["divergence"]
+    K = summary["K_to_level"]
+    seconds = summary["seconds_to_level"]
+    slopes = summary["slopes"]
+    diverging = summary["divergence"]
     deep = [x for x in names if all(K[m][x] is not None for m in METHODS)]
     mid = next((x for x in reversed(deep) if float(x) >= 1e-8), names[0])
 
     def four(values: dict[str, Any], level: str) -> str:
         return ", ".join(f"{m} {_number(values[m][level])}" for m in METHODS[:4])
 
-    every = {m: hvp[m]["every"] for m in METHODS}
-    held = [
-        (
+    every = {m: summary["hvp_to_level"][m]["every"] for m in METHODS}
+    return (
+        Claim(
             "All four estimators converge",
             "1e-10" in deep,
             f"relative squared error under {deep[-1] if deep else '-'} for good by K = {spec.K_max}, every seed",
         ),
-        (
+        Claim(
             "BP and NS coincide",
             summary["bp_against_ns"] < 1e-12,
             f"largest relative difference {summary['bp_against_ns']:.1e}",
         ),
-        (
+        Claim(
             "FSLA takes a bit more iterations; CG the fewest",
             all(K["CG"][x] <= K["NS"][x] <= K["FSLA"][x] for x in deep),
             f"median K to {mid}: {four(K, mid)}",
         ),
-        (
+        Claim(
             "FSLA needs O(1) products for each further K, the others O(K)",
             bool(deep)
             and all(every["FSLA"][x] < min(every[m][x] for m in METHODS[:3]) for x in deep if float(x) <= 1e-4),
             f"products for an estimate at every k up to {mid}: {four(every, mid)}",
         ),
-        (
+        Claim(
             "FSLA takes less running time",
             _least(seconds["every"], mid),
             f"seconds for an estimate at every k up to {mid}: {four(seconds['every'], mid)}",
         ),
-        (
+        Claim(
             "… also for one estimate at one K (the paper does not say which is meant)",
             _least(seconds["one"], mid),
             f"seconds for the one estimate that reaches {mid}: {four(seconds['one'], mid)}",
         ),
-        (
+        Claim(
             "The error follows the rate of the inner states (squared error: slope -2a)",
             all(s is not None and abs(s + 2 * float(a)) < 0.02 for a, s in slopes.items()),
             ", ".join(f"a = {float(a):g}: {_number(s)}" for a, s in slopes.items()),
         ),
-        (
+        Claim(
             "Corollary 1 as printed: any step up to 1/μ converges",
             not any(d["diverged"] for d in diverging),
             "; ".join(f"β = {d['beta']:g}: {d['diverged']} of {d['seeds']} seeds diverge" for d in diverging)
             + f" (2/L = {diverging[0]['two_over_L']:.2e}, and 1/μ is some 6e-4)",
         ),
-    ]
+    )
+
+
+def markdown(spec: SyntheticSpec, summary: dict[str, Any]) -> str:
+    """summary.md: the claims and the tables."""
+    names = [f"{x:.0e}" for x in LEVELS]
+    K = summary["K_to_level"]
+    hvp = summary["hvp_to_level"]
+    seconds = summary["seconds_to_level"]
     return "\n".join(
         [
             "# Synthetic quadratic (section 6.1, Figure 1)\n",
@@ -152,7 +168,7 @@ def markdown(spec: SyntheticSpec, summary: dict[str, Any]) -> str:
             f"inner step and β {spec.step:g}; λ fixed; ω_0 drawn from the same distribution (the paper leaves it open)."
             " Errors are ‖∇f_K - ∇f‖² / ‖∇f‖².\n",
             "## Claims\n",
-            claims(held),
+            claims(claims_of(spec, summary)),
             "## K from which the error stays under a level (median over seeds)\n",
             table(["method", *names], [(m, *(K[m][x] for x in names)) for m in METHODS]),
             "## Hessian-vector products to that K (median over seeds)\n",
@@ -170,7 +186,7 @@ def markdown(spec: SyntheticSpec, summary: dict[str, Any]) -> str:
                 ["β", "2/L (median)", "squared error (median)", "reported as diverged"],
                 [
                     (d["beta"], d["two_over_L"], d["median_error"], f"{d['diverged']} of {d['seeds']}")
-                    for d in diverging
+                    for d in summary["divergence"]
                 ],
             ),
         ]

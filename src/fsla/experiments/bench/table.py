@@ -22,7 +22,7 @@ from fsla.counted import Counted
 from fsla.experiments.bench import jax_scan, peers
 from fsla.experiments.bench.cases import RATES, Advance, Case, case
 from fsla.experiments.bench.memory import peak_mb
-from fsla.experiments.folder import write_text
+from fsla.files import write_text
 from fsla.problem import Oracles
 from fsla.sample import Sample
 from fsla.solver import Algorithm

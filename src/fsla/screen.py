@@ -1,0 +1,77 @@
+"""What the commands show: every text as it stands, progress, and the one line about an interruption."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.text import Text
+
+console = Console()
+
+
+def literal(text: str) -> str:
+    """The text with everything that a terminal would act on instead of showing it, such as \\x1b, as an escape."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
+
+
+def say(text: str) -> None:
+    """Prints one line as it stands: no markup, no colours, no wrapping."""
+    console.print(Text(literal(text)), soft_wrap=True)
+
+
+def complain(text: str) -> None:
+    """Prints one line on stderr as it stands."""
+    print(f"fsla: {literal(text)}", file=sys.stderr)
+
+
+@contextmanager
+def interruptible(then: str) -> Iterator[None]:
+    """For commands: Ctrl-C ends them with one line and the exit code 130. Typer alone would say nothing."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        complain(f"interrupted; {then}")
+        raise typer.Exit(130) from None
+
+
+def run_bar() -> Progress:
+    """A progress bar for runs and steps."""
+    name = TextColumn("{task.description:24}", markup=False)
+    return Progress(name, BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), console=console)
+
+
+def download_bar() -> Progress:
+    """A progress bar for bytes."""
+    return Progress(TextColumn("{task.description}", markup=False), BarColumn(), DownloadColumn(), console=console)
+
+
+class Download:
+    """pooch's idea of a progress bar, drawn by rich."""
+
+    def __init__(self, progress: Progress) -> None:
+        self._progress = progress
+        self._task = progress.add_task("download", total=None)
+        self._total = 0
+
+    @property
+    def total(self) -> int:
+        return self._total
+
+    @total.setter
+    def total(self, value: int) -> None:
+        self._total = value
+        self._progress.update(self._task, total=value or None)
+
+    def update(self, n: int) -> None:
+        self._progress.advance(self._task, n)
+
+    def reset(self) -> None:
+        self._progress.reset(self._task)
+
+    def close(self) -> None:
+        pass

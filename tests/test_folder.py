@@ -1,0 +1,174 @@
+"""Output folders: whose they are, on which data their runs were done, and which runs are whole."""
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass, replace
+
+import pytest
+
+from fsla.data import load, sets
+from fsla.experiments.figures import CleaningSpec
+from fsla.experiments.folder import Folder, RunError, settings_for
+from fsla.experiments.reproduce import prepare
+from idx_files import images, labels, write
+
+RECORDS = [{"run": "a", "step": 0, "loss": 1.5}, {"run": "a", "step": 1, "loss": None}]
+
+
+@dataclass(frozen=True)
+class Spec:
+    size: int = 1
+    seeds: int = 1
+
+
+def contents(folder):
+    return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+
+
+@pytest.mark.parametrize("name", ["summary.md", "runs/mine.txt", ".hidden", ".summary.json.1.tmp"])
+def test_a_folder_of_other_files_is_refused_and_left_alone(tmp_path, name):
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).write_text("mine")
+    before = contents(tmp_path)
+    with pytest.raises(RunError, match=r"must be new, empty or of an earlier run.*holds other files.*Choose another"):
+        Folder(tmp_path, "synthetic", Spec())
+    assert contents(tmp_path) == before
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+@pytest.mark.parametrize("content", ["{half", "[1]", '{"openapi": "3.0"}', "\udcff"])
+def test_settings_of_something_else_are_refused_and_left_alone(tmp_path, content):
+    (tmp_path / "spec.json").write_bytes(content.encode("utf-8", "surrogateescape"))
+    before = contents(tmp_path)
+    with pytest.raises(RunError, match=r"spec.json must be the settings of a run"):
+        Folder(tmp_path, "synthetic", Spec())
+    assert contents(tmp_path) == before
+
+
+def test_an_empty_folder_and_one_that_was_killed_at_once_are_taken(tmp_path):
+    Folder(tmp_path, "synthetic", Spec())
+    Folder(tmp_path, "synthetic", Spec(seeds=2))
+    (tmp_path / "killed").mkdir()
+    dead = subprocess.Popen([sys.executable, "-c", ""])
+    dead.wait()
+    (tmp_path / "killed" / f".spec.json.{dead.pid}.tmp").write_text("{half")
+    Folder(tmp_path / "killed", "synthetic", Spec())
+    assert {p.name for p in (tmp_path / "killed").iterdir()} == {"spec.json", "runs"}
+
+
+def test_checking_writes_nothing(tmp_path):
+    settings_for(tmp_path / "new" / "deeper", "synthetic", Spec())
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_killed_processes_left_is_removed(tmp_path):
+    Folder(tmp_path, "synthetic", Spec())
+    dead = subprocess.Popen([sys.executable, "-c", ""])
+    dead.wait()
+    orphans = [tmp_path / f".summary.md.{dead.pid}.tmp", tmp_path / "runs" / f".a.jsonl.{dead.pid}.tmp"]
+    running = tmp_path / "runs" / f".a.jsonl.{os.getppid()}.tmp"
+    for path in (*orphans, running):
+        path.write_text("half")
+    Folder(tmp_path, "synthetic", Spec())
+    assert not any(path.exists() for path in orphans)
+    assert running.exists()
+
+
+def test_other_data_is_refused_and_further_data_added(tmp_path):
+    Folder(tmp_path, "cleaning", Spec(), {"mnist": "aa"})
+    Folder(tmp_path, "cleaning", Spec(), {"qmnist": "bb"})
+    Folder(tmp_path, "cleaning", Spec(), {"mnist": "aa", "digits": "cc"})
+    held = json.loads((tmp_path / "spec.json").read_text())
+    assert held["data"] == {"mnist": "aa", "qmnist": "bb", "digits": "cc"}
+    with pytest.raises(RunError, match=r"the data that its runs used.*other images or labels of qmnist than were read"):
+        Folder(tmp_path, "cleaning", Spec(), {"mnist": "aa", "qmnist": "xx"})
+    assert json.loads((tmp_path / "spec.json").read_text()) == held
+
+
+def test_a_folder_that_does_not_name_its_data_is_refused(tmp_path):
+    Folder(tmp_path, "cleaning", Spec())
+    with pytest.raises(RunError, match="must say which data its runs used"):
+        Folder(tmp_path, "cleaning", Spec(), {"mnist": "aa"})
+
+
+def test_the_data_is_told_by_what_it_holds(tmp_path, monkeypatch):
+    arrays = (images(10_000, side=2), labels(10_000), images(100, 1, side=2), labels(100))
+    for place, label in (("a", 0), ("same", 0), ("other", 1)):
+        for file, array in zip(sets.SOURCES["mnist"].files, arrays, strict=True):
+            write(tmp_path / place / "mnist" / file.name, array)
+        changed = arrays[1].copy()
+        changed[0] = label
+        write(tmp_path / place / "mnist" / sets.SOURCES["mnist"].train_labels.name, changed)
+    asked = CleaningSpec("paper")
+    plan = prepare(tmp_path / "out", asked, ("overview",), 1, data_dir=tmp_path / "a")
+    assert not (tmp_path / "out").exists()
+    Folder(plan.out, "cleaning", asked, plan.fingerprints)
+    assert prepare(plan.out, asked, ("overview",), 2, data_dir=tmp_path / "same").fingerprints == plan.fingerprints
+    with pytest.raises(RunError, match="other images or labels of mnist"):
+        prepare(plan.out, asked, ("overview",), 1, data_dir=tmp_path / "other")
+    monkeypatch.setenv("FSLA_DATA", str(tmp_path / "other"))
+    with pytest.raises(RunError, match="other images or labels of mnist"):
+        prepare(plan.out, asked, ("overview",), 1)
+
+
+def test_too_little_data_is_found_before_anything_is_written(tmp_path, monkeypatch):
+    few = load("digits")
+    few = few._replace(train_x=few.train_x[:1000], train_y=few.train_y[:1000])
+    monkeypatch.setattr("fsla.experiments.reproduce.load", lambda name, data_dir: few)
+    with pytest.raises(ValueError, match=r"must fit into digits's 1000 training images. Got 600 \+ 500"):
+        prepare(tmp_path / "out", CleaningSpec(), ("overview",), 1)
+    assert not list(tmp_path.iterdir())
+
+
+def test_records_come_back_and_are_gathered(tmp_path):
+    folder = Folder(tmp_path, "synthetic", Spec())
+    assert not folder.finished("a")
+    folder.save("a", RECORDS)
+    folder.save("none", [])
+    assert folder.finished("a")
+    assert folder.finished("none")
+    assert folder.gather(["a", "none", "a"]) == RECORDS * 2
+    assert [json.loads(line) for line in (tmp_path / "records.jsonl").read_text().splitlines()] == RECORDS * 2
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda raw: b"",
+        lambda raw: b"\n",
+        lambda raw: raw[:-1],
+        lambda raw: raw[:40],
+        lambda raw: raw[raw.index(b"\n") + 1 :],
+        lambda raw: b"".join(raw.splitlines(keepends=True)[:-1]),
+        lambda raw: raw + b"{}\n",
+        lambda raw: raw.replace(b"1.5", b"1.6"),
+        lambda raw: b"not JSON",
+        lambda raw: b'{"run": "a"}\n[1, 2]\n',
+        lambda raw: b"\xff\xfe\n",
+    ],
+)
+def test_a_damaged_run_counts_as_missing_and_is_done_again(tmp_path, damage):
+    folder = Folder(tmp_path, "synthetic", Spec())
+    folder.save("a", RECORDS)
+    file = tmp_path / "runs" / "a.jsonl"
+    file.write_bytes(damage(file.read_bytes()))
+    assert not folder.finished("a")
+    with pytest.raises(RunError, match=r"a.jsonl must hold all records of a run. It is missing or damaged. Remove it"):
+        folder.gather(["a"])
+    folder.save("a", RECORDS)
+    assert folder.gather(["a"]) == RECORDS
+
+
+def test_a_run_that_is_no_file_is_named(tmp_path):
+    folder = Folder(tmp_path, "synthetic", Spec())
+    (tmp_path / "runs" / "a.jsonl").mkdir()
+    with pytest.raises(RunError, match=r"a.jsonl must be a readable file. It is not: Is a directory. Remove it"):
+        folder.finished("a")
+
+
+def test_other_settings_are_named(tmp_path):
+    Folder(tmp_path, "synthetic", Spec())
+    with pytest.raises(RunError, match="size: 1 there, 2 now"):
+        Folder(tmp_path, "synthetic", replace(Spec(), size=2))
