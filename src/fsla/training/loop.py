@@ -55,8 +55,8 @@ def train(
 
     and where it diverged
 
-        diverged             the quantity: "lam", "omega", "trail", "inner" (the inner update's memory), "v" (the
-                             estimator's memory) or "d" of the state, else a name among the measured
+        diverged             the quantity, the largest if several did: "lam", "omega", "trail", "inner" (the inner
+                             update's memory), "v" (the estimator's memory) or "d" of the state, else a measured one
         diverged_size        its largest absolute value; None if that is not finite
         not_finite           every quantity with a number that is not finite; such a number is None in the record
 
@@ -89,7 +89,11 @@ def train(
     saves = Saves(run, checkpoint, save_every, SAVE_EVERY_S, identity)
     progress = saves.begin(steps)
 
-    def spent() -> bool:
+    def spent(stride: int) -> bool:
+        """Whether a budget is exceeded; asked at the same steps wherever a run is saved."""
+        k = progress.state.k
+        if k % stride and k % every and k < steps:
+            return False
         by_clock = budget_s is not None and progress.seconds > budget_s
         return by_clock or (budget_calls is not None and work(run.problem.calls) > budget_calls)
 
@@ -112,22 +116,22 @@ def train(
         if motor is None:
             motor = _prepared(run, progress, engine, steps, budget_s)
             after_step()
-        while progress.state.k < goal and not spent():
+        while progress.state.k < goal and not spent(motor.stride):
             k = progress.state.k
             ends = [goal]
             if k == 0:
                 ends.append(1)
             if budget_s is not None or budget_calls is not None:
-                ends.append(_multiple_after(k, motor.stride))  # where it is looked at does not depend on a resumption
+                ends.append(_multiple_after(k, motor.stride))
             if save_every is not None:
                 ends.append(_multiple_after(k, save_every))
             elif checkpoint is not None:
                 ends.append(k + max(pace, motor.stride))
             pace = _advance(run, progress, motor, min(ends) - k)
             after_step()
-            if progress.state.k < goal and not spent():
+            if progress.state.k < goal and not spent(motor.stride):
                 saves.reached(progress, settled=motor.settled)
-        ended = Status.BUDGET if spent() else Status.RUNNING
+        ended = Status.BUDGET if spent(motor.stride) else Status.RUNNING
         note(Status.FINISHED if progress.state.k >= steps else ended, motor.name)
         if progress.records[-1]["status"] == Status.RUNNING:
             saves.reached(progress, settled=motor.settled)
@@ -203,7 +207,7 @@ def _record(
     large = [name for name, size in sizes.items() if growth is not None and size > growth * _usual(progress, name)]
     if not (wild or large or bad):
         return record
-    grown = None if wild else max(large, key=lambda name: sizes[name] / _usual(progress, name), default=None)
+    grown = None if wild else max(large, key=sizes.__getitem__, default=None)
     return record | {
         "status": Status.DIVERGED.value,
         "diverged": grown or (wild + bad)[0],

@@ -146,8 +146,9 @@ class Saves:
                 f"It is at step {progress.state.k}. Ask for more steps, or remove it to begin anew."
             )
         try:
-            calls = Counts(**part("calls", dict))
-            samples = Counts(**part("samples", dict))
+            calls = _counts(part("calls", dict))
+            samples = _counts(part("samples", dict))
+            _check_records(progress)
             self._run.generator.set_state(part("random", Tensor).cpu())
         except (TypeError, RuntimeError) as error:
             raise CheckpointError(
@@ -156,3 +157,17 @@ class Saves:
         self._run.problem.calls = calls
         self._run.problem.samples = samples
         return progress
+
+
+def _counts(saved: dict[str, int]) -> Counts:
+    if not all(isinstance(count, int) for count in saved.values()):
+        raise TypeError("its counts are not whole numbers")
+    return Counts(**saved)
+
+
+def _check_records(progress: Progress) -> None:
+    records = progress.records
+    if not records or not all(isinstance(record, dict) and "status" in record for record in records):
+        raise TypeError("its records are not those of a run")
+    if not all(isinstance(size, float) for size in progress.reference.values()):
+        raise TypeError("its sizes are not numbers")
