@@ -25,7 +25,10 @@ def write_bytes(path: Path, content: bytes) -> None:
         target = path.resolve()
         temporary = _temporary(target)
         try:
-            temporary.write_bytes(content)
+            with temporary.open("wb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())  # or a crash of the machine may leave the new name with no content
             temporary.replace(target)
         finally:
             temporary.unlink(missing_ok=True)

@@ -15,6 +15,9 @@ from torch import Tensor
 from fsla.checks import whole
 from fsla.tree import Scalar
 
+STEEPEST = 100.0
+"""The largest power of k+1 by which rates may fall."""
+
 
 class Rates(NamedTuple):
     alpha: Scalar
@@ -31,6 +34,20 @@ def callable_rates(rates: object) -> None:
         )
 
 
+def _rate(value: object, name: str) -> float:
+    """The value as a float. Raises unless it is a number, finite as a float and at least 0."""
+    must = f"The {name!r} of Schedule must be a finite number, at least 0. Got"
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ValueError(f"{must} {value!r} instead.")
+    try:
+        number = float(value)
+    except OverflowError:
+        raise ValueError(f"{must} a whole number that is too large for a float instead.") from None
+    if not 0 <= number < math.inf:
+        raise ValueError(f"{must} {value!r} instead.")
+    return number
+
+
 @dataclass(frozen=True)
 class Schedule:
     """Rates as a function of k: first values, and the power of k+1 by which they fall."""
@@ -44,15 +61,19 @@ class Schedule:
 
     def __post_init__(self) -> None:
         for name in ("alpha", "tau", "beta", "eta", "power"):
-            value = getattr(self, name)
-            if not (isinstance(value, int | float) and math.isfinite(value) and value >= 0):
-                raise ValueError(
-                    f"The {name!r} of Schedule must be a finite number, at least 0. Got {value!r} instead."
-                )
+            object.__setattr__(self, name, _rate(getattr(self, name), name))
+        if self.power > STEEPEST:
+            raise ValueError(
+                f"The 'power' of Schedule must be at most {STEEPEST:g}. Got {self.power:g} instead. "
+                "Rates that fall faster are 0 after one step."
+            )
 
     def __call__(self, k: int | Tensor) -> Rates:
         """The rates of step k: numbers, or 0-d tensors if k is one, so that a captured step need not ask the host."""
-        fall = (k + 1) ** self.power
+        try:
+            fall = (k + 1) ** self.power
+        except OverflowError:  # more than a float holds; a tensor would be infinite
+            fall = math.inf
         eta = self.eta / fall
         if self.clip_eta:
             eta = eta.clamp(max=1.0) if isinstance(eta, Tensor) else min(1.0, eta)

@@ -10,7 +10,7 @@ from typing import Any
 from fsla.experiments.cleaning import RunSpec
 from fsla.experiments.figures import CleaningSpec, panels
 from fsla.experiments.report import claims, table
-from fsla.training import Diverged
+from fsla.training import Status
 
 Record = dict[str, Any]
 Claim = tuple[str, bool | None, str]
@@ -29,7 +29,7 @@ class Results:
 
     def final(self, spec: RunSpec, key: str = "valid_loss") -> float:
         """The mean over seeds of the last value; a diverged run has an infinite loss, and nothing else."""
-        if any(run[-1]["status"] == Diverged or run[-1][key] is None for run in self.runs(spec)):
+        if any(run[-1]["status"] == Status.DIVERGED or run[-1][key] is None for run in self.runs(spec)):
             return float("inf") if key == "valid_loss" else float("nan")
         return statistics.fmean(run[-1][key] for run in self.runs(spec))
 

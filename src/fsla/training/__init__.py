@@ -1,16 +1,21 @@
-"""Running an algorithm for many steps: clock, records, checkpoints, budget, divergence."""
+"""Running an algorithm for many steps: clock, records, checkpoints, budgets, divergence."""
 
-from fsla.training.checkpoint import load_checkpoint, save_checkpoint
+from fsla.training.checkpoint import CheckpointError, load_checkpoint, save_checkpoint
 from fsla.training.engine import EngineWarning, make_engine
-from fsla.training.loop import Diverged, Record, Run, train
+from fsla.training.loop import health, train
+from fsla.training.records import Record, Status, work
+from fsla.training.run import Run
 
 __all__ = [
-    "Diverged",
+    "CheckpointError",
     "EngineWarning",
     "Record",
     "Run",
+    "Status",
+    "health",
     "load_checkpoint",
     "make_engine",
     "save_checkpoint",
     "train",
+    "work",
 ]

@@ -1,0 +1,222 @@
+"""Checkpoints: bit for bit or refused, whatever happened to the file."""
+
+import errno
+import json
+import os
+import re
+import subprocess
+import sys
+from collections import namedtuple
+from pathlib import Path
+
+import pytest
+import safetensors.torch
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import fsla
+from fsla.solver import State
+from fsla.training import CheckpointError, checkpoint, load_checkpoint, save_checkpoint
+
+
+def state() -> State:
+    lam = {"a": torch.arange(3.0), "b": torch.tensor(-0.0)}
+    at = fsla.Point(lam, {"w": torch.randn(2, 2, generator=torch.Generator().manual_seed(0))}, ((lam, 0.5),))
+    return State(3, at, None, {"w": torch.tensor([1, 2], dtype=torch.bfloat16)}, {"a": torch.ones(3), "b": lam["b"]})
+
+
+VALUE = {
+    "state": state(),
+    "numbers": [1, 0.1, -0.0, True, None, "text \u2113", float("inf"), 10**30],
+    "kinds": (torch.tensor([True, False]), torch.zeros(0, 3), torch.tensor(2**40), torch.tensor([1 + 2j])),
+    "tensor": {"dict": ()},
+}
+
+
+def said(x) -> object:
+    """All that a nest is: types, names, numbers and the bits of its tensors."""
+    if isinstance(x, torch.Tensor):
+        return "tensor", str(x.dtype), tuple(x.shape), bytes(x.reshape(-1).view(torch.uint8).tolist())
+    if isinstance(x, dict):
+        return "dict", tuple((name, said(part)) for name, part in x.items())
+    if isinstance(x, tuple | list):
+        return type(x).__name__, tuple(map(said, x))
+    return type(x).__name__, repr(x)
+
+
+@pytest.mark.parametrize("kind", [Path, str])
+def test_every_kind_of_value_comes_back(tmp_path, kind):
+    save_checkpoint(kind(tmp_path / "x"), VALUE)
+    found = load_checkpoint(kind(tmp_path / "x"))
+    assert said(found) == said(VALUE)
+    assert found["state"].at.lam["b"] is found["state"].d["b"]
+    assert [f.name for f in tmp_path.iterdir()] == ["x"]
+
+
+def test_a_damaged_file_is_refused_or_loads_the_same_values(tmp_path):
+    """One bit flipped, each bit of a byte in turn over the bytes of the file."""
+    save_checkpoint(tmp_path / "x", VALUE)
+    whole, expected = (tmp_path / "x").read_bytes(), said(VALUE)
+    refused = []
+    for i in range(len(whole)):
+        damaged = bytearray(whole)
+        damaged[i] ^= 1 << i % 8
+        (tmp_path / "y").write_bytes(damaged)
+        try:
+            assert said(load_checkpoint(tmp_path / "y")) == expected, i
+        except CheckpointError as error:
+            refused.append(str(error))
+    assert all(str(tmp_path / "y") in message for message in refused)
+    assert len(refused) > 0.95 * len(whole)  # the header is padded with a few spaces
+
+
+def test_a_file_that_is_cut_off_or_too_long_is_refused(tmp_path):
+    save_checkpoint(tmp_path / "x", VALUE)
+    whole = (tmp_path / "x").read_bytes()
+    for damaged in (b"", b"junk", *(whole[:n] for n in range(1, len(whole), 37)), whole + b"0", whole[8:]):
+        (tmp_path / "y").write_bytes(damaged)
+        with pytest.raises(CheckpointError, match="Remove it"):
+            load_checkpoint(tmp_path / "y")
+
+
+def crafted(path: Path, nest: object, **tensors: torch.Tensor) -> Path:
+    """A checkpoint whose digest is right, around any nest."""
+    text = nest if isinstance(nest, bytes) else json.dumps(nest).encode()
+    held = {**tensors, "nest": torch.tensor(list(text), dtype=torch.uint8)}
+    metadata = {"format": checkpoint._FORMAT, "digest": checkpoint._digest(held)}
+    path.write_bytes(safetensors.torch.save(held, metadata))
+    return path
+
+
+DEEP = b'{"tuple": [' * 200 + b"1" + b"]}" * 200
+DEEPER = b'{"tuple": [' * 50_000 + b"1" + b"]}" * 50_000
+
+
+@pytest.mark.parametrize(
+    "nest",
+    [
+        {"tensor": "7"}, {"tensor": 0}, {"tensor": ["0"]}, {"tensor": None}, {"unknown": []}, {"dict": []}, {},
+        {"dict": {}, "list": []}, {"State": []}, {"Point": [1, 2, 3]}, {"State": [1, 2, 3, 4, 5]}, {"tuple": {}},
+        {"list": None}, [], [1], {"Point": [{"dict": {}}, {"dict": {"a": 1}}, {"tuple": []}]}, b"", b"{", b"\xff\xff",
+        {"Point": [{"dict": {}}, {"dict": {}}, {"tuple": [1]}]}, DEEP, DEEPER, b"1" * 5000,
+        {"dict": {"a": {"list": [{"b": 1}]}}},
+    ],
+    ids=lambda nest: (nest if isinstance(nest, bytes) else json.dumps(nest).encode()).decode("latin1")[:30],
+)  # fmt: skip
+def test_a_malformed_nest_is_refused(tmp_path, nest):
+    path = crafted(tmp_path / "x", nest, **{"0": torch.ones(1)})
+    with pytest.raises(CheckpointError, match=rf"{re.escape(str(path))} must be .* cannot be read .* Remove it"):
+        load_checkpoint(path)
+
+
+KINDS = st.sampled_from(["tensor", "dict", "tuple", "list", "State", "Point", "", "other"])
+NESTS = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=3) | st.just({"tensor": "0"}),
+    lambda inner: (
+        st.lists(inner, max_size=5)
+        | st.dictionaries(KINDS, inner, max_size=2)
+        | st.dictionaries(KINDS, st.lists(inner, max_size=5), min_size=1, max_size=1)
+        | st.dictionaries(KINDS, st.dictionaries(st.text(max_size=2), inner, max_size=3), min_size=1, max_size=1)
+    ),
+    max_leaves=12,
+)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("nests")
+
+
+@settings(max_examples=300, deadline=None, derandomize=True)
+@given(nest=NESTS)
+def test_any_nest_is_loaded_or_refused(folder, nest):
+    path = crafted(folder / "x", nest, **{"0": torch.ones(1)})
+    try:
+        value = load_checkpoint(path)
+    except CheckpointError:
+        return
+    save_checkpoint(folder / "y", value)
+    assert said(load_checkpoint(folder / "y")) == said(value)
+
+
+def test_files_without_a_nest_or_of_another_format_are_refused(tmp_path):
+    def write(metadata, **tensors):
+        (tmp_path / "x").write_bytes(safetensors.torch.save(tensors, metadata))
+
+    for metadata, why in (
+        (None, "is no checkpoint"),
+        ({}, "is no checkpoint"),
+        ({"format": "fsla-checkpoint-1", "nest": "1"}, "has the format fsla-checkpoint-1"),
+    ):
+        write(metadata, a=torch.ones(1))
+        with pytest.raises(CheckpointError, match=rf"of the format fsla-checkpoint-2\. It {why}\. Remove it"):
+            load_checkpoint(tmp_path / "x")
+    write({"format": "fsla-checkpoint-2"}, a=torch.ones(1))
+    with pytest.raises(CheckpointError, match="not what was written"):
+        load_checkpoint(tmp_path / "x")
+    for tensors in ({"a": torch.ones(1)}, {"nest": torch.ones(1, dtype=torch.bfloat16)}, {}):
+        write({"format": "fsla-checkpoint-2", "digest": checkpoint._digest(tensors)}, **tensors)
+        with pytest.raises(CheckpointError, match="no nest"):
+            load_checkpoint(tmp_path / "x")
+    for path in (tmp_path, tmp_path / "absent", tmp_path / "absent" / "x"):
+        with pytest.raises(CheckpointError, match="cannot be read"):
+            load_checkpoint(path)
+
+
+def nested(levels: int) -> object:
+    value: object = 1
+    for _ in range(levels):
+        value = (value,)
+    return value
+
+
+@pytest.mark.parametrize(
+    ("value", "why"),
+    [
+        (object(), "Got object instead"),
+        ({1: 2}, "mappings from strings. Got 1"),
+        (namedtuple("Memory", "v")(1), "Got Memory instead"),
+        (torch.ones(2).to_sparse(), "dense tensors"),
+        (torch.ones(2, dtype=torch.complex128), "dense tensors"),
+        (torch.ones(2, device="meta"), "dense tensors"),
+        (nested(101), "at most 100 levels"),
+    ],
+    ids=lambda x: x if isinstance(x, str) else type(x).__name__,
+)
+def test_what_no_checkpoint_holds_is_refused_before_a_file_is_touched(tmp_path, value, why):
+    with pytest.raises(TypeError, match=why):
+        save_checkpoint(tmp_path / "x", value)
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_deepest_nest_comes_back(tmp_path):
+    save_checkpoint(tmp_path / "x", nested(100))
+    assert load_checkpoint(tmp_path / "x") == nested(100)
+
+
+def test_a_full_disk_leaves_the_previous_checkpoint(tmp_path, monkeypatch):
+    save_checkpoint(tmp_path / "x", 1)
+
+    def full(descriptor):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(checkpoint.os, "fsync", full)
+    with pytest.raises(CheckpointError, match=r"No space left on device.* intact.* Make room"):
+        save_checkpoint(tmp_path / "x", 2)
+    assert load_checkpoint(tmp_path / "x") == 1
+    assert [f.name for f in tmp_path.iterdir()] == ["x"]
+    with pytest.raises(CheckpointError, match="No such file or directory"):
+        save_checkpoint(tmp_path / "absent" / "x", 2)
+
+
+def test_temporary_files_of_dead_processes_are_removed(tmp_path):
+    child = subprocess.run([sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, check=True)
+    dead = int(child.stdout)
+    kept = {f".x.{os.getpid()}.tmp", ".x.tmp", "x.tmp", f"x.{dead}.tmp", f".x.{dead}.txt", ".x.0.tmp"}
+    for use in (lambda: save_checkpoint(tmp_path / "x", 1), lambda: load_checkpoint(tmp_path / "x")):
+        for name in (*kept, f".x.{dead}.tmp", f".y.part.{dead}.tmp", ".x.9999999999.tmp"):
+            (tmp_path / name).write_text("")
+        use()
+        # a save writes to this process's own name, and takes it away
+        assert {f.name for f in tmp_path.iterdir()} | {f".x.{os.getpid()}.tmp"} == kept | {"x"}

@@ -1,0 +1,523 @@
+"""The loop: what ends a run, what its records say, and that a killed run ends as one that was not."""
+
+import json
+import math
+import os
+
+import numpy as np
+import pytest
+import torch
+
+import fsla
+from fsla import Counts, Sample
+from fsla.solver import State
+from fsla.training import CheckpointError, Run, Status, health, load_checkpoint, loop, save_checkpoint, train, work
+from fsla.wrap import Counted
+from support import network, ridge_logistic
+
+RATES = fsla.rates.constant(0.05, 0.1, 0.1, 0.5)
+TIMES = ("seconds", "preparation_seconds")
+
+
+class Killed(Exception):
+    pass
+
+
+def make_run(*, rates=RATES, name="fsla", kill_at=None, seed=0, algorithm=None) -> Run:
+    """A small run that draws random rows; its draw raises when it is asked for the sample of step `kill_at`."""
+    problem, at, train_batch, valid_batch = ridge_logistic()
+    generator = torch.Generator().manual_seed(seed)
+    draws = 0
+
+    def rows(batch):
+        index = torch.randint(len(batch["x"]), (8,), generator=generator)
+        return {key: t[index] for key, t in batch.items()}
+
+    def draw():
+        nonlocal draws
+        if kill_at is not None and draws == kill_at:
+            raise Killed
+        draws += 1
+        return Sample.draw("independent", lambda: rows(train_batch), lambda: rows(valid_batch))
+
+    own = algorithm or fsla.algorithms.ALL[name](rates, **({"T": 2} if name in ("bp", "cg") else {}))
+    counted = Counted(problem)
+    return Run(own, counted, generator, lambda: own.init(problem, at, Sample.full(train_batch, valid_batch)), draw)
+
+
+def all_numbers(state: State):
+    """Every tensor of a state, so that records compare it bit for bit."""
+    return {"lam": state.at.lam, "omega": state.at.omega, "memory": state.memory, "direction": state.d}
+
+
+def timeless(records):
+    return [{name: x for name, x in record.items() if name not in TIMES} for record in records]
+
+
+# ----------------------------------------------------------------------------------------------------- divergence
+
+
+@pytest.mark.parametrize(
+    ("value", "kept", "where"),
+    [
+        (math.nan, None, "x"),
+        (torch.tensor(math.nan), None, "x"),
+        (torch.tensor(math.inf, dtype=torch.bfloat16), None, "x"),
+        (torch.tensor([1.0, -math.inf]), [1.0, None], "x[1]"),
+        (np.float32(math.nan), None, "x"),
+        (np.float64(math.nan), None, "x"),
+        (np.array([[1.0], [math.nan]]), [[1.0], [None]], "x[1][0]"),
+        ([1, [2, math.nan]], [1, [2, None]], "x[1][1]"),
+        ({"a": {"b": (0.5, np.float64("inf"))}}, {"a": {"b": [0.5, None]}}, "x.a.b[1]"),
+        ([torch.tensor([[math.nan]])], [[[None]]], "x[0][0][0]"),
+    ],
+    ids=str,
+)
+def test_a_number_that_is_not_finite_ends_the_run_wherever_it_is_measured(value, kept, where):
+    def measure(state):
+        return {"good": 1.0, "x": value if state.k == 2 else 0.0}
+
+    records = train(make_run(), steps=6, every=2, measure=measure)
+    assert [r["status"] for r in records] == ["running", "diverged"]
+    assert records[-1]["x"] == kept
+    assert records[-1]["diverged"] == where
+    assert records[-1]["not_finite"] == [where]
+    assert records[-1]["diverged_size"] is None
+    assert records[-1]["step"] == 2
+    json.dumps(records, allow_nan=False)
+
+
+def test_what_is_measured_becomes_json():
+    measurement = {
+        "tensor": torch.tensor(1.5), "whole": torch.tensor(2), "truth": torch.tensor(True), "numpy": np.float32(0.5),
+        "index": np.int64(3), "flag": np.bool_(False), "array": np.arange(3), "matrix": torch.eye(2), "text": "a",
+        "nothing": None, "tuple": (1, torch.tensor(2.0)), "nested": {"a": [np.float64(1)]},
+        "half": torch.ones(1).half(),
+    }  # fmt: skip
+    record = train(make_run(), steps=1, every=1, measure=lambda state: measurement)[-1]
+    expected = {
+        "tensor": 1.5, "whole": 2, "truth": True, "numpy": 0.5, "index": 3, "flag": False, "array": [0, 1, 2],
+        "matrix": [[1.0, 0.0], [0.0, 1.0]], "text": "a", "nothing": None, "tuple": [1, 2.0], "nested": {"a": [1.0]},
+        "half": [1.0],
+    }  # fmt: skip
+    found = {name: record[name] for name in expected}
+    assert repr(found) == repr(expected)  # True is not 1, 1 is not 1.0
+    assert json.loads(json.dumps(record, allow_nan=False)) == record
+    assert type(record["status"]) is str
+    assert record["status"] == Status.FINISHED == "finished"
+
+
+@pytest.mark.parametrize(
+    "name", ["step", "status", "seconds", "preparation_seconds", "engine", "oracles", "diverged", "not_finite"]
+)
+def test_the_loops_own_names_are_refused_at_the_first_measurement(name):
+    run = make_run(kill_at=0)
+    with pytest.raises(ValueError, match=f"names of its own. Got '{name}'"):
+        train(run, steps=5, every=1, measure=lambda state: {name: "finished"})
+
+
+@pytest.mark.parametrize(
+    ("measured", "why"),
+    [
+        (1.0, "must return a mapping"),
+        ({1: 2.0}, "must be strings. Got 1"),
+        ({"a": {2: 1}}, "The names in a must be strings. Got 2"),
+        ({"a": [object()]}, r"a\[0\] must be made of numbers.*Got object"),
+        ({"a": 1j}, "a must be made of numbers.*Got complex"),
+    ],
+    ids=str,
+)
+def test_what_no_record_holds_is_refused(measured, why):
+    with pytest.raises(TypeError, match=why):
+        train(make_run(), steps=5, every=1, measure=lambda state: measured)
+
+
+class Blowing:
+    """An algorithm that does nothing but make one part of its state larger: factor, factor², …"""
+
+    def __init__(self, part, factor):
+        self._part, self._factor = part, factor
+        self.rates = RATES
+        self.init = fsla.algorithms.fsla(RATES).init
+
+    def step(self, problem, state, xi):
+        return self.move(problem, state, xi, self.rates(state.k))
+
+    def move(self, problem, state, xi, rate):
+        state = state._replace(k=state.k + 1)
+        x = {"blown": torch.full((2,), -(self._factor**state.k), dtype=torch.float64)}
+        return {
+            "lam": state._replace(at=state.at._replace(lam=x)),
+            "omega": state._replace(at=state.at._replace(omega=x)),
+            "trail": state._replace(at=state.at._replace(trail=((x, 0.1),))),
+            "inner": state._replace(inner=(x, [1, None])),
+            "v": state._replace(memory=x),
+            "d": state._replace(d=x),
+        }[self._part]
+
+
+PARTS = ["lam", "omega", "trail", "inner", "v", "d"]
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_health_sees_every_part(part):
+    run = make_run(algorithm=Blowing(part, 3e16))
+    state = run.start()
+    found = health(state)
+    assert found.is_finite
+    assert found.sizes["lam"] == float(state.at.lam["log_ridge"].abs().max())
+    assert found.sizes["v"] == 0.0
+    state = run.algorithm.step(run.problem, state, run.draw())
+    assert health(state).sizes[part] == health(state).largest == 3e16
+    for bad in (math.nan, math.inf, -math.inf):
+        run = make_run(algorithm=Blowing(part, bad))
+        state = run.algorithm.step(run.problem, run.start(), run.draw())
+        assert not health(state).is_finite
+        assert [name for name, size in health(state).sizes.items() if not math.isfinite(size)] == [part]
+
+
+def test_health_of_a_state_of_many_dtypes():
+    tree = {
+        "half": torch.tensor([1.0, -2.0], dtype=torch.float16), "brain": torch.tensor(-7.0, dtype=torch.bfloat16),
+        "double": torch.tensor([1e300], dtype=torch.float64), "empty": torch.zeros(0), "index": torch.tensor([10**9]),
+    }  # fmt: skip
+    plain = {"a": torch.ones(1)}
+    assert health(State(0, fsla.Point(plain, tree), None, None, plain)).sizes == {"lam": 1.0, "omega": 1e300, "d": 1.0}
+    assert math.isnan(health(State(0, fsla.Point(plain, plain), None, {"a": torch.tensor([math.nan])}, plain)).largest)
+
+
+def test_health_waits_for_the_device_once(monkeypatch):
+    state = make_run().start()
+    asked = []
+    for name in ("tolist", "item", "__float__", "__bool__", "isfinite"):
+        method = getattr(torch.Tensor, name)
+        monkeypatch.setattr(torch.Tensor, name, lambda t, method=method, name=name: asked.append(name) or method(t))
+    health(state)
+    assert asked == ["tolist"]
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_a_part_of_the_state_that_is_not_finite_ends_the_run(part):
+    """What is measured looks well: the state itself is looked at."""
+    run = make_run(algorithm=Blowing(part, math.inf))
+    records = train(run, steps=6, every=2, measure=lambda state: {"x": 1.0}, engine="eager")
+    assert [r["status"] for r in records] == ["running", "diverged"]
+    last = records[-1]
+    assert (last["diverged"], last["diverged_size"], last["not_finite"], last["step"]) == (part, None, [part], 2)
+    json.dumps(records, allow_nan=False)
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_a_part_of_the_state_that_grows_without_end_ends_the_run(part):
+    def records(growth):
+        run = make_run(algorithm=Blowing(part, 100.0))
+        return train(run, steps=6, every=1, measure=lambda state: {"x": 1.0}, engine="eager", growth=growth)
+
+    ended = records(1e6)  # 100 at first, so 1e10 is the first that is more than 1e6 times that; λ and ω begin below 1
+    first = 5 if part in ("v", "trail", "inner") else 4
+    assert [r["status"] for r in ended] == ["running"] * first + ["diverged"]
+    assert ended[-1]["diverged"] == part
+    assert ended[-1]["diverged_size"] == pytest.approx(100.0**first)
+    assert ended[-1]["not_finite"] == []
+    assert records(1e30)[-1]["status"] == records(None)[-1]["status"] == "finished"
+
+
+def test_growth_before_the_first_measurement_is_seen():
+    """v is 0 at the start; what it is after the first step is known, though nothing is measured there."""
+    run = make_run(algorithm=Blowing("v", 100.0))
+    records = train(run, steps=20, every=10, measure=lambda state: {"x": 1.0}, engine="eager")
+    assert [r["status"] for r in records] == ["running", "diverged"]
+    assert records[-1]["diverged"] == "v"
+
+
+@pytest.mark.parametrize("engine", ["eager", "graph"])
+def test_steps_that_are_too_large_are_called_divergence_and_not_an_end(engine):
+    run = make_run(rates=fsla.rates.constant(0.0, 0.1, 60.0))
+    records = train(run, steps=60, every=20, measure=lambda state: {"loss": 0.0}, engine=engine)
+    assert records[-1]["status"] == "diverged"
+    assert records[-1]["diverged"] == "v"
+    assert 1e6 < records[-1]["diverged_size"] < math.inf
+
+
+# ------------------------------------------------------------------------------------------------------ arguments
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        ({"every": 0}, ValueError), ({"every": -1}, ValueError), ({"every": 2.0}, TypeError),
+        ({"steps": -5}, ValueError),
+        ({"steps": 0}, ValueError), ({"steps": math.nan}, TypeError), ({"steps": 10.0}, TypeError),
+        ({"steps": True}, TypeError), ({"steps": "10"}, TypeError), ({"save_every": 0}, ValueError),
+        ({"save_every": 1.5}, TypeError), ({"budget_calls": 0}, ValueError), ({"budget_calls": 1e3}, TypeError),
+        ({"budget_s": math.nan}, ValueError), ({"budget_s": 0.0}, ValueError), ({"growth": math.nan}, ValueError),
+        ({"growth": 1.0}, ValueError), ({"growth": -1.0}, ValueError), ({"growth": "large"}, TypeError),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_arguments_that_mean_nothing_are_refused(arguments, error):
+    (name,) = arguments
+    run = make_run(kill_at=0)
+    run.start = lambda: pytest.fail("the run began")
+    with pytest.raises(error, match=f"The '{name}' of train must be"):
+        train(run, **{"steps": 10, "every": 5, "measure": all_numbers, **arguments})
+
+
+def test_where_no_checkpoint_can_be_written_is_said_at_the_start(tmp_path, monkeypatch):
+    run = make_run()
+    run.start = lambda: pytest.fail("the run began")
+
+    def begin(path):
+        train(run, steps=10, every=5, measure=all_numbers, checkpoint=path)
+
+    with pytest.raises(CheckpointError, match=r"must be in a folder\. .*absent is none"):
+        begin(str(tmp_path / "absent" / "x"))
+    with pytest.raises(CheckpointError, match=r"is a folder\. Name a file"):
+        begin(tmp_path)
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    with pytest.raises(CheckpointError, match="must be writable"):
+        begin(tmp_path / "x")
+
+
+def test_a_memory_that_no_checkpoint_holds_is_said_at_the_first_step(tmp_path):
+    from collections import namedtuple
+
+    class Odd(Blowing):
+        def move(self, problem, state, xi, rate):
+            return super().move(problem, state, xi, rate)._replace(inner=namedtuple("Odd", "a")(1))
+
+    run = make_run(algorithm=Odd("d", 1.0))
+    draws = []
+    run.draw = lambda: draws.append(1)
+    with pytest.raises(TypeError, match="Got Odd instead"):
+        train(run, steps=10, every=5, measure=all_numbers, checkpoint=tmp_path / "x", engine="eager")
+    assert draws == [1]
+
+
+# -------------------------------------------------------------------------------------------------- checkpoints
+
+
+@pytest.mark.parametrize(
+    ("name", "engine", "kill_at"),
+    [(name, "eager", k) for name in ("fsla", "bp", "cg") for k in (1, 4, 5, 8, 13)]
+    + [("fsla", "graph", k) for k in (1, 4, 5, 8, 13)]
+    + [("bp", "graph", 5), ("cg", "graph", 8)],
+)
+def test_a_run_that_is_killed_anywhere_ends_with_the_same_records(tmp_path, name, engine, kill_at):
+    """Killed between measurements and saves, twice; every tensor of the state is in the records."""
+    path = str(tmp_path / "x")
+
+    def go(kill_at=None, checkpoint=path):
+        run = make_run(name=name, kill_at=kill_at)
+        arguments = {"save_every": 2, "identity": {"name": name}} if checkpoint else {}
+        return train(run, steps=14, every=5, measure=all_numbers, checkpoint=checkpoint, engine=engine, **arguments)
+
+    whole = go(checkpoint=None)
+    assert [r["step"] for r in whole] == [0, 5, 10, 14]
+    for _ in range(2):
+        with pytest.raises(Killed):
+            go(kill_at)
+        kill_at = 1  # the second time soon after it was taken up
+    assert timeless(go()) == timeless(whole)
+
+
+def test_a_run_is_saved_where_it_is_asked_to_be(tmp_path, monkeypatch):
+    saved = []
+    monkeypatch.setattr("fsla.training.run.save_checkpoint", lambda path, value: saved.append(value["state"].k))
+
+    def steps_saved(**arguments):
+        saved.clear()
+        train(make_run(), steps=12, every=5, measure=all_numbers, checkpoint=tmp_path / "x", **arguments)
+        return list(saved)
+
+    assert steps_saved(engine="eager", save_every=2) == [2, 4, 6, 8, 10]
+    assert steps_saved(engine="graph", save_every=2) == [4, 6, 8, 10]  # at 2 samples are drawn that are not used
+    assert steps_saved(engine="eager", save_every=100) == []
+    assert steps_saved(engine="eager") == []
+    monkeypatch.setattr(loop, "SAVE_EVERY_S", 0.0)  # any time is long enough: at each advance, and not at measurements
+    assert steps_saved(engine="eager") == list(range(1, 12))
+
+
+def saved_run(path, **arguments) -> None:
+    with pytest.raises(Killed):
+        train(make_run(kill_at=7), steps=14, every=5, measure=all_numbers, checkpoint=path, save_every=3, **arguments)
+
+
+IDENTITY = {"seed": 0, "data": {"name": "digits", "rows": [1, 2]}, "rate": 0.5, "flag": True}
+
+
+@pytest.mark.parametrize(
+    ("other", "why"),
+    [
+        ({**IDENTITY, "seed": 1}, r"\(seed: 0 there, 1 wanted\)"),
+        ({**IDENTITY, "data": {"name": "mnist", "rows": [1, 3]}},
+         r"\(data.name: 'digits' there, 'mnist' wanted; data.rows\[1\]: 2 there, 3 wanted\)"),
+        ({**IDENTITY, "new": 1}, r"\(new: nothing there, 1 wanted\)"),
+        ({**IDENTITY, "flag": 1}, r"\(flag: True there, 1 wanted\)"),
+        ({**IDENTITY, "data": {"name": "digits"}}, r"data.rows\[0\]: 1 there, nothing wanted"),
+        (None, "seed: 0 there, nothing wanted"),
+    ],
+    ids=["value", "nested", "missing there", "bool", "missing here", "none"],
+)  # fmt: skip
+def test_the_checkpoint_of_another_run_is_refused(tmp_path, other, why):
+    saved_run(tmp_path / "x", identity=IDENTITY)
+    before = (tmp_path / "x").read_bytes()
+    with pytest.raises(CheckpointError, match=rf"{tmp_path / 'x'} must be .* another.*{why}"):
+        train(make_run(), steps=14, every=5, measure=all_numbers, checkpoint=tmp_path / "x", identity=other)
+    assert (tmp_path / "x").read_bytes() == before
+
+
+def test_the_same_identity_in_other_words_is_the_same(tmp_path):
+    saved_run(tmp_path / "x", identity={**IDENTITY, "weights": torch.ones(2), "limit": math.nan})
+    same = {
+        "limit": np.float64("nan"), "weights": [1.0, 1.0], "flag": True, "rate": np.float32(0.5), "seed": 0.0,
+        "data": {"rows": (1, 2), "name": "digits"},
+    }  # fmt: skip
+    train(make_run(), steps=14, every=5, measure=all_numbers, checkpoint=tmp_path / "x", identity=same)
+    with pytest.raises(TypeError, match=r"identity\.path must be made of numbers"):
+        train(make_run(), steps=1, every=1, measure=all_numbers, identity={"path": tmp_path})
+
+
+def test_a_checkpoint_that_is_of_no_run_is_refused(tmp_path):
+    path = tmp_path / "x"
+    saved_run(path)
+
+    def resumed(**arguments):
+        train(make_run(), **{"steps": 14, "every": 5, "measure": all_numbers, "checkpoint": path, **arguments})
+
+    with pytest.raises(CheckpointError, match=r"not gone beyond the 2 steps .* It is at step 6"):
+        resumed(steps=2)
+    whole = load_checkpoint(path)
+    for name in whole:
+        save_checkpoint(path, {key: value for key, value in whole.items() if key != name})
+        with pytest.raises(CheckpointError, match=f"must be the checkpoint of a run.*it has no '{name}'"):
+            resumed()
+    for other in ((1, 2), None, {"state": 1}):
+        save_checkpoint(path, other)
+        with pytest.raises(CheckpointError, match="must be the checkpoint of a run"):
+            resumed()
+    for part in ({"calls": {"unheard": 1}}, {"calls": {"grad": "many"}}, {"random": torch.ones(3)}, {"records": [1]}):
+        save_checkpoint(path, whole | part)
+        with pytest.raises(CheckpointError, match=r"Remove it|remove it"):
+            resumed()
+    save_checkpoint(path, whole)
+    resumed()
+
+
+# ------------------------------------------------------------------------------------------------ clock and budget
+
+
+class Clock:
+    """Seconds that pass when a test says so."""
+
+    def __init__(self, monkeypatch):
+        self.now = 100.0
+        monkeypatch.setattr(loop, "perf_counter", lambda: self.now)
+
+
+class Motor:
+    """An engine whose step takes 0.25 s, and which prepares for 8 s in its second call."""
+
+    name = "graph"
+    settled = True
+
+    def __init__(self, clock, run, stride):
+        self._clock, self._run = clock, run
+        self.stride = stride
+        self.preparation_s = 5.0
+        self.asked = []
+
+    def advance(self, state, n):
+        self.asked.append(n)
+        if len(self.asked) == 2:
+            self.preparation_s += 8.0
+            self._clock.now += 8.0
+        self._clock.now += 0.25 * n
+        self._run.problem.add(n, Counts(grad=1, hvp=1, cross=2, joint=1, d_omega=1, d_lam=1), Counts())
+        return state._replace(k=state.k + n)
+
+
+def driven(monkeypatch, *, stride=3, **arguments):
+    clock, run = Clock(monkeypatch), make_run()
+    motor = Motor(clock, run, stride)
+
+    def make(name, algorithm, problem, draw, generator, state, steps, budget_s):
+        clock.now += 5.0
+        return motor, state
+
+    def measure(state):
+        clock.now += 1000.0
+        return {"x": 1.0}
+
+    monkeypatch.setattr(loop, "make_engine", make)
+    return train(run, **{"steps": 20, "every": 8, "measure": measure, **arguments}), motor
+
+
+def test_the_clock_counts_steps_and_nothing_else(monkeypatch):
+    records, motor = driven(monkeypatch)
+    assert [(r["step"], r["seconds"], r["preparation_seconds"]) for r in records] == [
+        (0, 0.0, 0.0), (8, 2.0, 13.0), (16, 4.0, 13.0), (20, 5.0, 13.0),
+    ]  # fmt: skip
+    assert motor.asked == [1, 7, 8, 4]  # all the steps to the next measurement at once
+
+
+def test_a_budget_in_seconds_is_of_steps_alone(monkeypatch):
+    records, motor = driven(monkeypatch, budget_s=2.9)
+    assert [(r["step"], r["status"]) for r in records] == [(0, "running"), (8, "running"), (12, "budget")]
+    assert records[-1]["seconds"] == 3.0
+    assert motor.asked == [1, 2, 3, 2, 1, 3]
+
+
+def test_a_budget_of_calls_stops_at_the_same_step_always(monkeypatch):
+    records, _ = driven(monkeypatch, budget_calls=4 * 10)
+    assert [(r["step"], r["status"]) for r in records] == [(0, "running"), (8, "running"), (12, "budget")]
+    records, _ = driven(monkeypatch, budget_calls=4 * 10, stride=1)
+    assert [r["step"] for r in records] == [0, 8, 11]
+    records, _ = driven(monkeypatch, budget_calls=4 * 20)
+    assert records[-1]["status"] == "finished"
+
+
+@pytest.mark.parametrize("save_every", [1, 2, 5, 11])
+def test_where_a_budget_ends_a_run_does_not_depend_on_where_it_is_saved(tmp_path, monkeypatch, save_every):
+    records, _ = driven(monkeypatch, budget_calls=4 * 10, checkpoint=tmp_path / "x", save_every=save_every)
+    assert [(r["step"], r["status"]) for r in records] == [(0, "running"), (8, "running"), (12, "budget")]
+    at = load_checkpoint(tmp_path / "x")["state"].k
+    assert at == {1: 11, 2: 10, 5: 10, 11: 11}[save_every]
+    records, motor = driven(monkeypatch, budget_calls=4 * 10, checkpoint=tmp_path / "x", save_every=save_every)
+    assert [(r["step"], r["status"]) for r in records] == [(0, "running"), (8, "running"), (12, "budget")]
+    assert sum(motor.asked) == 12 - at
+
+
+@pytest.mark.parametrize("engine", ["eager", "graph"])
+def test_a_budget_of_calls_holds_for_a_resumed_run(tmp_path, engine):
+    def go(kill_at=None, checkpoint=None):
+        run = make_run(kill_at=kill_at)
+        limit = {"budget_calls": 48, "checkpoint": checkpoint, "save_every": 2 if checkpoint else None}
+        return train(run, steps=10**6, every=5, measure=all_numbers, engine=engine, **limit)
+
+    whole = go()
+    with pytest.raises(Killed):
+        go(7, tmp_path / "x")
+    resumed = go(None, tmp_path / "x")
+    assert timeless(resumed) == timeless(whole)
+    assert whole[-1]["status"] == "budget"
+    assert 48 < work(Counts(**whole[-1]["oracles"])) <= 48 + 5
+
+
+def test_work_counts_a_joint_pass_once():
+    assert work(Counts()) == 0
+    assert work(Counts(grad=1, d_omega=10, hvp=100, cross=1000, joint=50, d_lam=7, inner_graphs=7)) == 1061
+    assert work(Counts(gnvp=3, cross_t=4)) == 7
+    problem, at, train_batch, valid_batch = network()
+    counted = Counted(problem)
+    algorithm = fsla.algorithms.soba(RATES)
+    xi = Sample.full(train_batch, valid_batch)
+    algorithm.step(counted, algorithm.init(problem, at, xi), xi)
+    assert work(counted.calls) == 3  # ∂_ω G, ∂_ω F, and H v with J v in one pass
+
+
+def test_saving_by_the_clock_asks_for_more_steps_as_they_prove_fast(tmp_path, monkeypatch):
+    records, motor = driven(monkeypatch, steps=40, every=40, checkpoint=tmp_path / "x")
+    assert records[-1]["step"] == 40
+    assert sum(motor.asked) == 40
+    assert motor.asked == [1, 4, 4, 4, 4, 4, 4, 4, 4, 4, 3]  # 4 steps take a second, a tenth of what lies between saves

@@ -1,0 +1,37 @@
+"""Schedules refuse what has no rates, and have rates for every step otherwise."""
+
+import math
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fsla.rates import Schedule
+
+HUGE = [pytest.param(10**400, id="10**400"), pytest.param(10**5000, id="10**5000")]
+
+
+@pytest.mark.parametrize("power", [10**30, *HUGE, 101, 100.5, True, "1", math.nan, -1])
+def test_rates_that_fall_too_fast_are_refused_at_once(power):
+    with pytest.raises(ValueError, match="The 'power' of Schedule must be"):
+        Schedule(1.0, 1.0, 1.0, power=power)
+
+
+@pytest.mark.parametrize("name", ["alpha", "tau", "beta", "eta"])
+@pytest.mark.parametrize("value", [*HUGE, True, "1", None, math.inf])
+def test_rates_must_be_numbers_that_a_float_holds(name, value):
+    with pytest.raises(ValueError, match=f"The '{name}' of Schedule must be a finite number"):
+        Schedule(**{"alpha": 1.0, "tau": 1.0, "beta": 1.0, name: value})
+
+
+@settings(max_examples=200, deadline=None, derandomize=True)
+@given(
+    power=st.floats(0, 100) | st.integers(0, 100),
+    first=st.floats(0, 1e308) | st.integers(0, 10**308),
+    k=st.integers(0, 10**9),
+    clip=st.booleans(),
+)
+def test_every_accepted_schedule_has_rates_for_every_step(power, first, k, clip):
+    rates = Schedule(first, first, first, first, power, clip)(k)
+    assert all(isinstance(rate, float) and 0 <= rate < math.inf for rate in rates)
+    assert rates.alpha <= float(first)
