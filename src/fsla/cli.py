@@ -101,7 +101,7 @@ def _cleaning(group: str, out: Path, scale: str, seeds: int, more: dict[str, Any
     head, claims, *_ = text.split("\n## ")
     if scale == "smoke":
         claims += "\nSmall data and another model: what does not hold here may hold at the paper's size.\n"
-    _show(out, f"{head}\n## {claims}", draw(out, asked, GROUPS[group], results))
+    _show(out, f"{head}\n## {claims}", draw(out, GROUPS[group], results))
 
 
 def _group(name: str, text: str) -> None:

@@ -3,6 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
+
+
+class Claim(NamedTuple):
+    """What is said, whether it held (None: the runs do not decide it), and the figures that show it."""
+
+    text: str
+    held: bool | None
+    figures: str
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:

@@ -12,9 +12,11 @@ import torch
 from fsla.checks import pick
 from fsla.data import load
 from fsla.experiments.cleaning import RunSpec, execute
-from fsla.experiments.cleaning_summary import Results, all_claims, markdown
-from fsla.experiments.figures import FIGURES, CleaningSpec, runs
+from fsla.experiments.cleaning_claims import all_claims
+from fsla.experiments.cleaning_summary import markdown
+from fsla.experiments.figures import FIGURES, CleaningSpec, panels
 from fsla.experiments.folder import Folder, RunError, write_text
+from fsla.experiments.results import Results
 from fsla.training.engine import ENGINES
 
 Report = Callable[[RunSpec, int, int, int], None]
@@ -52,7 +54,8 @@ def reproduce(
     The records and the summary are of every figure whose runs the folder has by then, asked for now or before.
     """
     pick(engine, dict.fromkeys(ENGINES), "engine")
-    wanted = runs(figures, asked, seeds)
+    every = panels(asked)
+    wanted = every.runs(figures, seeds)
     names = dict.fromkeys(spec.task.dataset for spec in wanted)
     images = {name: load(name, data_dir) for name in names}  # what is missing is said before anything is written
     folder = Folder(out, "cleaning", asked)
@@ -69,15 +72,15 @@ def reproduce(
         records = execute(spec, checkpoint=part, images=data, device=device, engine=engine, on_measure=tell)
         folder.save(spec.name, records)
         part.unlink(missing_ok=True)
-    figures = tuple(f for f in FIGURES if all(folder.finished(spec.name) for spec in runs((f,), asked, seeds)))
-    gathered = folder.gather([spec.name for spec in runs(figures, asked, seeds)])
+    figures = tuple(f for f in FIGURES if all(folder.finished(spec.name) for spec in every.runs((f,), seeds)))
+    gathered = folder.gather([spec.name for spec in every.runs(figures, seeds)])
     by_run: dict[str, list[dict[str, Any]]] = {}
     for record in gathered:
         by_run.setdefault(record["run"], []).append(record)
-    results = Results(by_run, seeds)
-    text = markdown(asked, figures, results)
+    results = Results(every, by_run, seeds)
+    text = markdown(figures, results)
     summary = {
-        "claims": [{"claim": c, "held": h, "figures": f} for c, h, f in all_claims(asked, figures, results)],
+        "claims": [{"claim": c, "held": h, "figures": f} for c, h, f in all_claims(figures, results)],
         "runs": {name: records[-1] for name, records in by_run.items()},
     }
     write_text(out / "summary.json", json.dumps(summary, indent=2, ensure_ascii=False) + "\n")

@@ -22,8 +22,8 @@ from fsla.checks import pick, whole
 from fsla.experiments.bench import jax_scan, peers
 from fsla.experiments.bench.cases import RATES, Advance, Case, case
 from fsla.experiments.bench.memory import peak_mb
-from fsla.experiments.cleaning import FixedWeights
 from fsla.experiments.folder import write_text
+from fsla.experiments.methods import FixedWeights
 from fsla.problem import Oracles, Sample
 from fsla.solver import Algorithm
 from fsla.training.engine import make_engine
