@@ -126,7 +126,7 @@ def _group(name: str, text: str) -> None:
     reproduce.command(name, help=text)(command)
 
 
-_group("overview", "A first look: FSLA, CG with 1 and 10 steps, NS with 10, and no cleaning.")
+_group("overview", "A first look: FSLA, CG with 1 and 10 steps and no cleaning, the same oracle calls for each.")
 _group("fig2", "FSLA and BP: validation loss against hyper-iterations and time; oracle calls; weights.")
 _group("fig3", "FSLA against NS and CG, warm and restarted: eight panels.")
 _group("fig4", "FSLA against the best CG on Fashion-MNIST and QMNIST (at smoke scale: two other kinds of noise).")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -10,6 +11,7 @@ from pathlib import Path
 
 from matplotlib.axes import Axes
 from matplotlib.colors import LogNorm
+from matplotlib.figure import Figure
 from matplotlib.patheffects import Normal, Stroke
 
 from fsla.data import TaskSpec
@@ -27,16 +29,16 @@ _TITLES = {
     "overview": "Data hyper-cleaning, the same oracle calls for every method",
     "fig2": "Figure 2: FSLA and backpropagation",
     "fig3": "Figure 3: FSLA, Neumann series and conjugate gradients",
-    "fig4": "Figure 4: other data",
-    "fig5": "Figure 5: FSLA with other batch sizes and δ",
-    "fig6": "Figure 6: FSLA with other c_τ, c_η and c_β",
+    "fig4": "Figure 4: FSLA and CG on other data",
+    "fig5": "Figure 5: FSLA with other batch sizes and δ (blue: the usual)",
+    "fig6": "Figure 6: FSLA with other c_τ, c_η and c_β (blue: the usual)",
     "momentum": "FSLA with other momentum and curvature",
 }
 _DATA = {"digits": "scikit-learn's digits", "mnist": "MNIST", "fashion-mnist": "Fashion-MNIST", "qmnist": "QMNIST"}
 _NOISE = {
     "uniform": "{:.0%} of the labels redrawn",
     "wrong": "{:.0%} of the labels wrong",
-    "pair": "{:.0%} of the labels moved to the next class",
+    "pair": "{:.0%} of the labels one class too high",
 }
 
 
@@ -111,39 +113,45 @@ def _learning(panel: Panel) -> Panel:
 
 
 def _grid(path: Path, title: str, rows: list[list[View]], results: Results) -> None:
-    """Draws views in rows. The legend has a row of its own under them: one for all, or one for each column."""
+    """Draws views in rows; under them a legend for all, or where the runs differ a row of legends."""
     columns = len(rows[0])
-    width = 5.2 if columns == 3 and len(rows) == 1 else 4.8
     shared = all(view.panel is rows[0][0].panel for row in rows for view in row)
     tasks = {spec.task for row in rows for view in row for spec in view.panel.runs.values()}
-    longest = 1 if shared else max(len(view.panel.runs) for view in rows[-1])
-    heights = [4.2] * len(rows) + [0.1 + 0.24 * longest]
+    heights = [4.4] * len(rows)
+    if not shared:
+        heights.append(0.1 + 0.24 * max(len(view.panel.runs) for view in rows[-1]))
+    width = 5.2 if columns == 3 else 4.8
     with figure(path, size=(width * max(columns, 1.25), sum(heights) + 0.7)) as fig:
         axes = fig.subplots(len(heights), columns, squeeze=False, height_ratios=heights)
-        if _one_y(rows):
-            _share_y([ax for row in axes[:-1] for ax in row])
         for row, views in enumerate(rows):
             for column, view in enumerate(views):
                 ax = axes[row][column]
-                data = _data(next(iter(view.panel.runs.values())).task) if len(tasks) > 1 else ""
-                _draw_view(ax, view, results, f"{view.title}\n{data}".strip())
-                if column and _one_y(rows):
+                if _one_y(rows) and ax is not axes[0][0]:
+                    ax.sharey(axes[0][0])  # before anything is drawn, so that the scale fits all
+                _draw_view(ax, view, results, _heading(view, tasks))
+                if _one_y(rows) and column:
                     ax.set_ylabel("")
                     ax.tick_params(labelleft=False)
-        for column, ax in enumerate(axes[-1]):
-            ax.set_axis_off()
-            if not shared:
-                ax.legend(*axes[-2][column].get_legend_handles_labels(), loc="upper center")
-        about = _about(next(iter(tasks)) if len(tasks) == 1 else None, results)
-        fig.suptitle(f"{title}\n{about}", fontsize=13)
+        task = next(iter(tasks)) if len(tasks) == 1 else None
+        fig.suptitle(f"{title}\n{_about(task, results)}", fontsize=13)
         if shared:
-            handles = axes[0][0].get_legend_handles_labels()
-            fig.legend(*handles, loc="outside lower center", ncols=min(len(handles[0]), 2 * columns + 1))
+            _legend_for_all(fig, axes[0][0], per_row=2 * columns)
+        else:
+            for ax, above in zip(axes[-1], axes[-2], strict=True):
+                ax.set_axis_off()
+                ax.legend(*above.get_legend_handles_labels(), loc="upper center")
 
 
-def _share_y(axes: list[Axes]) -> None:
-    for ax in axes[1:]:
-        ax.sharey(axes[0])
+def _heading(view: View, tasks: set[TaskSpec]) -> str:
+    """The title of a view, and its data where the figure has more than one task."""
+    task = next(iter(view.panel.runs.values())).task
+    return view.title if len(tasks) == 1 else f"{view.title}\n{_amount(task)}"
+
+
+def _legend_for_all(fig: Figure, ax: Axes, per_row: int) -> None:
+    handles, labels = ax.get_legend_handles_labels()
+    lines = math.ceil(len(handles) / per_row)
+    fig.legend(handles, labels, loc="outside lower center", ncols=math.ceil(len(handles) / lines))
 
 
 def _one_y(rows: list[list[View]]) -> bool:
@@ -158,9 +166,12 @@ def _about(task: TaskSpec | None, results: Results) -> str:
 
 
 def _data(task: TaskSpec) -> str:
-    name = _DATA.get(task.dataset, task.dataset)
+    return f"{_DATA.get(task.dataset, task.dataset)}, {_amount(task)}"
+
+
+def _amount(task: TaskSpec) -> str:
     noise = _NOISE[task.noise].format(task.rate)
-    return f"{name}, {task.n_train} + {task.n_valid} images, {noise}"
+    return f"{task.n_train} + {task.n_valid} images, {noise}"
 
 
 def _draw_view(ax: Axes, view: View, results: Results, title: str) -> None:

@@ -71,7 +71,10 @@ def look(method: Method) -> Look:
     """The look of a method, the same in every figure."""
     match method:
         case Fsla(curvature="gauss-newton"):
-            return Look("#E69F00" if method.momentum == "storm" else "#000000", (0, (1, 2.5)))
+            storm = (
+                method.momentum == "storm"
+            )  # dots in turn: where the Hessian is its own Gauss-Newton matrix, both show
+            return Look("#E69F00" if storm else "#000000", (0 if storm else 3, (1, 5)), 2.8)
         case Fsla(momentum="storm"):
             return Look(FSLA, width=2.8)
         case Fsla(momentum="none"):
