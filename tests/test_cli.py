@@ -320,8 +320,10 @@ def test_cleaning_figures_from_one_command(tmp_path):
     assert done.returncode == 0, done.stderr
     assert (out / "overview.png").read_bytes().startswith(b"\x89PNG")
     summary = json.loads((out / "summary.json").read_text())
-    assert len(summary["runs"]) == 5
-    assert {c["held"] for c in summary["claims"]} <= {True, False}
+    assert len(summary["runs"]) == 6
+    held = {c["claim"]: c["held"] for c in summary["claims"]}
+    assert held["Cleaning helps (not a claim of the paper's)"] is True
+    assert held["… also without momentum"] is False  # what does not hold is said
     first = next(iter((out / "runs").iterdir()))
     stamp = first.stat().st_mtime_ns
     done = command("reproduce", "fig4", "--out", str(out), "--device", "cpu")
@@ -330,7 +332,7 @@ def test_cleaning_figures_from_one_command(tmp_path):
     assert "FSLA beats the best CG in time" in (out / "summary.md").read_text()
     assert "<svg" in (out / "fig4.svg").read_text()
     summary = json.loads((out / "summary.json").read_text())
-    assert len(summary["runs"]) == 5 + 6  # those of the first command are still there
+    assert len(summary["runs"]) == 6 + 6  # those of the first command are still there
     held = json.loads((out / "spec.json").read_text())
     assert list(held["data"]) == ["digits"]
     (out / "spec.json").write_text(json.dumps(held | {"data": {"digits": "another"}}))

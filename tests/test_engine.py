@@ -12,6 +12,7 @@ import fsla
 from fsla import Batches, Counted, Point, Problem, Sample, WeightedProblem, tree
 from fsla.data import TaskSpec
 from fsla.experiments.cleaning import RunSpec, execute
+from fsla.experiments.methods import Bp, Cg, Fsla, NoCleaning, Ns
 from fsla.training import engine as engines
 from fsla.training.engine import Eager, EngineWarning, Replay, make_engine
 from fsla.training.nest import copy_into, form, map_tensors, rebuild, tensors
@@ -410,7 +411,7 @@ def test_an_unknown_engine_gets_one_message():
         make_engine("grph", None, None, None, torch.Generator(), None)
 
 
-@pytest.mark.parametrize("method", ["fsla", "bp_3", "ns_1_3", "cg_2_3", "none"])
+@pytest.mark.parametrize("method", [Fsla(), Bp(3), Ns(1, 3), Cg(2, 3), NoCleaning()], ids=str)
 def test_records_are_those_of_the_eager_run(method):
     spec = replace(TINY, method=method)
     eager, graph = (execute(spec, engine=e) for e in ("eager", "graph"))
@@ -424,7 +425,7 @@ def test_records_are_those_of_the_eager_run(method):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("engine", ["graph", "compile"])
-@pytest.mark.parametrize("method", ["fsla", "bp_3", "ns_1_3", "cg_1_3", "cg_2_3", "none"])
+@pytest.mark.parametrize("method", [Fsla(), Bp(3), Ns(1, 3), Cg(1, 3), Cg(2, 3), NoCleaning()], ids=str)
 def test_a_captured_run_is_the_eager_run(method, engine):
     spec = replace(TINY, method=method)
     torch.backends.cudnn.allow_tf32 = False

@@ -96,7 +96,7 @@ def _cleaning(plan: Plan) -> None:
     from fsla.experiments.reproduce import carry_out
     from fsla.plots.cleaning import draw
 
-    if plan.asked.scale == "smoke":
+    if plan.panels.asked.scale == "smoke":
         torch.set_num_threads(1)  # its tensors are small: more threads only wait for each other
     with run_bar() as progress:
         runs = progress.add_task("runs", total=None)
@@ -109,9 +109,9 @@ def _cleaning(plan: Plan) -> None:
         results, summary = carry_out(plan, report)
         progress.update(runs, completed=progress.tasks[0].total)
     note = ""
-    if plan.asked.scale == "smoke":
+    if plan.panels.asked.scale == "smoke":
         note = "Small data and another model: what does not hold here may hold at the paper's size."
-    _show(plan.out, summary, draw(plan.out, plan.asked, plan.figures, results), note)
+    _show(plan.out, summary, draw(plan.out, plan.figures, results), note)
 
 
 def _group(name: str, text: str) -> None:
@@ -150,7 +150,7 @@ def _group(name: str, text: str) -> None:
     reproduce.command(name, help=text)(command)
 
 
-_group("overview", "A first look: FSLA, CG with 1 and 10 steps, NS with 10, and no cleaning.")
+_group("overview", "A first look: FSLA, CG with 1 and 10 steps and no cleaning, the same oracle calls for each.")
 _group("fig2", "FSLA and BP: validation loss against hyper-iterations and time; oracle calls; weights.")
 _group("fig3", "FSLA against NS and CG, warm and restarted: eight panels.")
 _group("fig4", "FSLA against the best CG on Fashion-MNIST and QMNIST (at smoke scale: two other kinds of noise).")

@@ -2,7 +2,7 @@
 
 from fsla.data.idx import DataError
 from fsla.data.noise import KINDS, Noise, corrupt, long_tail
-from fsla.data.samplers import cycle
+from fsla.data.samplers import Sampler, cycle
 from fsla.data.sets import NAMES, Images, fingerprint, load
 from fsla.data.task import CleaningTask, TaskSpec, make_task
 
@@ -13,6 +13,7 @@ __all__ = [
     "DataError",
     "Images",
     "Noise",
+    "Sampler",
     "TaskSpec",
     "corrupt",
     "cycle",

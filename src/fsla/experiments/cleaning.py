@@ -1,47 +1,49 @@
-"""Section 6.2: one run of data hyper-cleaning, from a frozen spec to its records.
-
-Methods are named as in the paper's legends: "fsla"; "bp_T" with T inner steps; "ns_T_K" and "cg_T_K" with T inner
-steps and K hypergradient steps, warm for T = 1 and restarted for T > 1; besides "none" (weights fixed at ½) and
-"oracle" (weight 1 for the labels that are right, 0 for the others, which no method may know).
-"""
+"""Section 6.2: one run of data hyper-cleaning, from a frozen spec to its records."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-import re
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from sklearn.metrics import average_precision_score, roc_auc_score
 from torch import Tensor, nn
 
-from fsla import algorithms
 from fsla.checks import pick, positive, whole
 from fsla.counted import Counted
-from fsla.data import CleaningTask, Images, TaskSpec, make_task
-from fsla.problem import Point
+from fsla.data import CleaningTask, Images, Sampler, TaskSpec, make_task
+from fsla.experiments.methods import Bp, Fsla, Method, Oracle, number
+from fsla.problem import Oracles, Point
 from fsla.problems.networks import MODELS, RIDGE, build
 from fsla.problems.reweighting import Reweighting, weights
 from fsla.rates import paper
-from fsla.sample import Batch, Batches, Sample
+from fsla.sample import Batch, Batches, Mode, Sample
 from fsla.solver import Algorithm, Solver, State
 from fsla.training import Record, Run, train
 from fsla.tree import norm
 from fsla.wrap import GaussNewton
 
 BINS = 20
+SAMPLES = {
+    "independent": "five draws",
+    "grouped": "one draw for ω and v, another for λ",
+    "shared": "one draw for everything",
+}
 
 
 @dataclass(frozen=True)
 class RunSpec:
-    """One run. The defaults are the paper's (Appendix E), and the readings where it is silent."""
+    """One run. The defaults are the paper's (Appendix E), and the readings where it is silent.
+
+    `budget_s` stops a run by the clock, so that its records depend on the machine; `budget_calls` by oracle calls.
+    """
 
     task: TaskSpec = field(default_factory=TaskSpec)
-    method: str = "fsla"
+    method: Method = field(default_factory=Fsla)
     model: str = "cnn"
     steps: int = 2000
     every: int = 50
@@ -50,20 +52,27 @@ class RunSpec:
     c_tau: float = 1e-3
     c_beta: float = 1e-4
     c_eta: float = 9e-4
-    ns_beta: float = 0.1
-    momentum: str = "storm"
-    v_at: str = "old"
-    samples: str = "independent"
-    curvature: str = "hessian"
+    samples: Mode = "independent"
     budget_s: float | None = None
+    budget_calls: int | None = None
 
     def __post_init__(self) -> None:
-        parse(self.method)
+        if not isinstance(self.task, TaskSpec):
+            raise TypeError(f"The 'task' of RunSpec must be a TaskSpec. Got {self.task!r} instead.")
+        if not isinstance(self.method, Method):
+            raise TypeError(
+                "The 'method' of RunSpec must be one of Fsla(), Bp(T), Ns(T, K), Cg(T, K), NoCleaning() and Oracle(). "
+                f"Got {self.method!r} instead."
+            )
         pick(self.model, MODELS, "model")
-        pick(self.curvature, {"hessian": 0, "gauss-newton": 0}, "curvature")
+        pick(self.samples, SAMPLES, "sampling mode (samples)")
         for name in ("steps", "every", "batch"):
             whole(getattr(self, name), name, "RunSpec")
+        for name in ("delta", "c_tau", "c_beta", "c_eta"):
+            number(getattr(self, name), name, "RunSpec")
         positive(self.budget_s, "budget_s", "RunSpec")
+        if self.budget_calls is not None:
+            whole(self.budget_calls, "budget_calls", "RunSpec")
 
     @property
     def name(self) -> str:
@@ -75,75 +84,50 @@ class RunSpec:
         return replace(self, task=replace(self.task, seed=seed))
 
 
-class Method(NamedTuple):
-    kind: str
-    T: int = 1
-    K: int = 1
-
-
-def parse(name: str) -> Method:
-    """Returns the parts of a method's name."""
-    if name in ("fsla", "none", "oracle"):
-        return Method(name)
-    found = re.fullmatch(r"bp_([1-9]\d*)|(ns|cg)_([1-9]\d*)_([1-9]\d*)", name)
-    if not found:
-        raise ValueError(
-            "The method must be 'fsla', 'bp_T', 'ns_T_K', 'cg_T_K', 'none' or 'oracle', with T and K whole numbers "
-            f"from 1. Got {name!r} instead."
-        )
-    bp, kind, T, K = found.groups()
-    return Method("bp", int(bp)) if bp else Method(kind, int(T), int(K))
-
-
 def algorithm(spec: RunSpec) -> Algorithm:
-    method, rates = parse(spec.method), paper(spec.delta, spec.c_tau, spec.c_beta, spec.c_eta)
-    if method.kind == "fsla":
-        return algorithms.fsla(rates, v_at=spec.v_at, momentum=spec.momentum)  # type: ignore[arg-type]
-    if method.kind == "bp":
-        return algorithms.bp(rates, T=method.T, momentum=spec.momentum)
-    if method.kind == "ns":
-        return algorithms.ns(rates, T=method.T, K=method.K, beta=spec.ns_beta, momentum=spec.momentum)
-    if method.kind == "cg":
-        return algorithms.cg(rates, T=method.T, K=method.K, momentum=spec.momentum)
-    return algorithms.fixed(rates)
+    """The algorithm of a spec."""
+    return spec.method.algorithm(paper(spec.delta, spec.c_tau, spec.c_beta, spec.c_eta))
+
+
+def problem(spec: RunSpec, reweighting: Reweighting) -> Oracles:
+    """The problem of a spec, as its algorithm sees it."""
+    newton = isinstance(spec.method, Fsla) and spec.method.curvature == "gauss-newton"
+    return GaussNewton(reweighting.losses()) if newton else reweighting.losses()
+
+
+def sampler(spec: RunSpec, task: CleaningTask, generator: torch.Generator) -> Sampler:
+    """The source of a spec's batches: indices, drawn with replacement. BP differentiates the steps that were taken."""
+
+    def indices(n: int) -> Tensor:
+        return torch.randint(n, (spec.batch,), generator=generator, device=generator.device)
+
+    def inner() -> Batch:
+        return indices(len(task.train_y))
+
+    def outer() -> Batch:
+        return indices(len(task.valid_y))
+
+    return Sampler(algorithm(spec).needs, inner, outer, spec.samples, steps_again=isinstance(spec.method, Bp))
 
 
 def prepare(spec: RunSpec, task: CleaningTask) -> tuple[Run, Reweighting]:
     """The run of a spec on a task: model, problem, algorithm and sampler, all from the spec's seed."""
-    device, method = task.train_x.device, parse(spec.method)
+    device = task.train_x.device
     model = build(spec.model, task.train_x.shape[-1], task.classes, seed=spec.task.seed, device=device)
-    data = (task.train_x, task.train_y, task.valid_x, task.valid_y)
-    reweighting = Reweighting(model, *data, ridge=RIDGE.get(spec.model, 0.0))
+    ridge = RIDGE.get(spec.model, 0.0)
+    reweighting = Reweighting(model, task.train_x, task.train_y, task.valid_x, task.valid_y, ridge=ridge)
     generator = torch.Generator(device).manual_seed(spec.task.seed)
-
-    def batch(n: int) -> Tensor:
-        return torch.randint(n, (spec.batch,), generator=generator, device=device)
-
-    def inner() -> Batch:
-        return batch(len(task.train_y))
-
-    def outer() -> Batch:
-        return batch(len(task.valid_y))
-
-    def draw() -> Sample:
-        if method.kind in ("none", "oracle"):
-            return Sample.full(inner(), None)
-        xi = Sample.draw(spec.samples, inner, outer)  # type: ignore[arg-type]
-        if method.T > 1:
-            xi = xi._replace(inner=Batches([xi.inner, *(inner() for _ in range(method.T - 1))]))
-        return xi._replace(hvp=xi.inner) if method.kind == "bp" else xi  # BP differentiates the steps that were taken
+    source = sampler(spec, task, generator)
+    solver = algorithm(spec)
+    seen = problem(spec, reweighting)
 
     def start() -> State:
         at = reweighting.start()
-        if method.kind == "oracle":
+        if isinstance(spec.method, Oracle):
             at = Point({"weight_logits": torch.where(task.changed, -40.0, 40.0)}, at.omega)
-        first = Sample.draw("independent", inner, outer)
-        return run.algorithm.init(reweighting.losses(), at, first)
+        return solver.init(seen, at, Sample.draw("independent", source.inner, source.outer))
 
-    losses = reweighting.losses()
-    problem = GaussNewton(losses) if spec.curvature == "gauss-newton" else losses
-    run = Run(algorithm(spec), Counted(problem, size=_size), generator, start, draw)
-    return run, reweighting
+    return Run(solver, Counted(seen, size=_size), generator, start, source), reweighting
 
 
 def _size(batch: Batch) -> int:
@@ -155,11 +139,13 @@ def measurer(spec: RunSpec, task: CleaningTask, run: Run, reweighting: Reweighti
     generator = torch.Generator().manual_seed(spec.task.seed + 10**6)
     index = torch.randint(len(task.train_y), (spec.batch,), generator=generator).to(task.train_y.device)
     outer = torch.randint(len(task.valid_y), (spec.batch,), generator=generator).to(task.train_y.device)
-    fixed, plain = Sample.full(index, outer), reweighting.losses()
+    fixed = Sample.full(index, outer)
+    plain = problem(spec, reweighting)
     changed = task.changed.cpu().numpy()
 
     def measure(state: State) -> Record:
-        omega, w = state.at.omega, weights(state.at.lam)
+        omega = state.at.omega
+        learnt = weights(state.at.lam)
         valid = reweighting.scores(omega, task.valid_x)
         train_p = reweighting.scores(omega, task.train_x).softmax(1)
         given = train_p.gather(1, task.train_y[:, None])[:, 0]
@@ -175,10 +161,11 @@ def measurer(spec: RunSpec, task: CleaningTask, run: Run, reweighting: Reweighti
                 record[f"{name}_auroc"] = float(roc_auc_score(changed, wrongness))
                 record[f"{name}_ap"] = float(average_precision_score(changed, wrongness))
         for name, mask in (("clean", ~task.changed), ("corrupted", task.changed)):
-            own = w[mask]
+            own = learnt[mask]
             record[f"weight_{name}"] = float(own.double().mean()) if len(own) else None
             record[f"histogram_{name}"] = torch.histc(own.float(), BINS, 0.0, 1.0).long().tolist()
-        record["omega_norm"], record["d_norm"] = float(norm(omega)), float(norm(state.d))
+        record["omega_norm"] = float(norm(omega))
+        record["d_norm"] = float(norm(state.d))
         record["v_norm"] = None if state.memory is None else float(norm(state.memory))
         record["hypergradient_norm"] = None
         if isinstance(run.algorithm, Solver):
@@ -235,9 +222,26 @@ def execute(
         budget_s=spec.budget_s,
         engine=engine,
         on_measure=on_measure,
+        budget_calls=spec.budget_calls,
+        identity=identity(spec, task),
     )
     head = {"run": spec.name, "spec": asdict(spec), **facts}
     return [head | r if i == 0 else {"run": spec.name} | r for i, r in enumerate(records)]
+
+
+def identity(spec: RunSpec, task: CleaningTask) -> dict[str, Any]:
+    """What a run is of: a checkpoint may be resumed only by the run of the same spec on the same data."""
+    return {"spec": asdict(spec), "data": checksum(task)}
+
+
+def checksum(task: CleaningTask) -> str:
+    """A digest of the task's tensors: their names, types, shapes and every value, whatever device they are on."""
+    digest = hashlib.sha256()
+    for name, value in task._asdict().items():
+        if isinstance(value, Tensor):
+            digest.update(f"{name} {value.dtype} {tuple(value.shape)} ".encode())
+            digest.update(value.cpu().contiguous().numpy().tobytes())
+    return digest.hexdigest()
 
 
 def _device_name(device: torch.device) -> str:

@@ -12,10 +12,12 @@ import torch
 from fsla.checks import pick
 from fsla.data import Images, fingerprint, load, make_task
 from fsla.experiments.cleaning import RunSpec, execute
-from fsla.experiments.cleaning_summary import Results, all_claims, markdown
-from fsla.experiments.figures import FIGURES, CleaningSpec, runs
+from fsla.experiments.cleaning_claims import all_claims
+from fsla.experiments.cleaning_summary import markdown
+from fsla.experiments.figures import FIGURES, CleaningSpec, Panels, panels
 from fsla.experiments.folder import Folder, RunError, settings_for
-from fsla.experiments.report import Claim, Summary
+from fsla.experiments.report import Summary
+from fsla.experiments.results import Results
 from fsla.training.engine import ENGINES
 
 EXPERIMENT = "cleaning"
@@ -43,7 +45,7 @@ class Plan:
     """What was asked for and found to be possible: its data is read, and nothing is written yet."""
 
     out: Path
-    asked: CleaningSpec
+    panels: Panels
     figures: tuple[str, ...]
     seeds: int
     images: Mapping[str, Images]
@@ -64,13 +66,14 @@ def prepare(
 ) -> Plan:
     """Checks everything that was asked for, the data and the output folder too, and writes nothing."""
     pick(engine, dict.fromkeys(ENGINES), "engine")
-    wanted = runs(figures, asked, seeds)
+    every = panels(asked)
+    wanted = every.runs(figures, seeds)
     images = {name: load(name, data_dir) for name in dict.fromkeys(spec.task.dataset for spec in wanted)}
     for task in dict.fromkeys(replace(spec.task, seed=0) for spec in wanted):
         make_task(task, images=images[task.dataset])  # tells whether the data set has enough images
     fingerprints = {name: fingerprint(data) for name, data in images.items()}
     settings_for(out, EXPERIMENT, asked, fingerprints)
-    return Plan(out, asked, figures, seeds, images, fingerprints, device, engine)
+    return Plan(out, every, figures, seeds, images, fingerprints, device, engine)
 
 
 def carry_out(plan: Plan, report: Report = lambda spec, step, done, total: None) -> tuple[Results, Summary]:
@@ -78,8 +81,8 @@ def carry_out(plan: Plan, report: Report = lambda spec, step, done, total: None)
 
     The records and the summary are of every figure whose runs the folder has by then, asked for now or before.
     """
-    folder = Folder(plan.out, EXPERIMENT, plan.asked, plan.fingerprints)
-    wanted = runs(plan.figures, plan.asked, plan.seeds)
+    folder = Folder(plan.out, EXPERIMENT, plan.panels.asked, plan.fingerprints)
+    wanted = plan.panels.runs(plan.figures, plan.seeds)
     for done, spec in enumerate(wanted):
         report(spec, 0, done, len(wanted))
         if folder.finished(spec.name):
@@ -100,19 +103,19 @@ def _summarise(folder: Folder, plan: Plan) -> tuple[Results, Summary]:
     """Gathers the records of all figures whose runs are finished, and writes what they say."""
 
     def names(figure: str) -> list[str]:
-        return [spec.name for spec in runs((figure,), plan.asked, plan.seeds)]
+        return [spec.name for spec in plan.panels.runs((figure,), plan.seeds)]
 
     figures = tuple(figure for figure in FIGURES if all(folder.finished(name) for name in names(figure)))
     by_run: dict[str, list[dict[str, Any]]] = {}
-    for record in folder.gather([spec.name for spec in runs(figures, plan.asked, plan.seeds)]):
+    for record in folder.gather([spec.name for spec in plan.panels.runs(figures, plan.seeds)]):
         by_run.setdefault(record["run"], []).append(record)
-    results = Results(by_run, plan.seeds)
-    claims = tuple(Claim(*claim) for claim in all_claims(plan.asked, figures, results))
+    results = Results(plan.panels, by_run, plan.seeds)
+    claims = tuple(all_claims(figures, results))
     numbers = {
         "claims": [{"claim": claim.text, "held": claim.held, "figures": claim.figures} for claim in claims],
         "runs": {name: records[-1] for name, records in by_run.items()},
     }
-    summary = Summary(claims, numbers, markdown(plan.asked, figures, results))
+    summary = Summary(claims, numbers, markdown(figures, results))
     summary.save(folder.path)
     return results, summary
 

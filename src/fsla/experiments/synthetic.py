@@ -108,7 +108,8 @@ def _curves(
 ) -> list[Record]:
     """The error of each method for K = 1 … K_max, with products and seconds."""
     records: list[Record] = []
-    walk, step = _Clock(), Descent(trail=True)
+    walk = _Clock()
+    step = Descent(trail=True)
     path: list[Point] = [data.at]
     for _ in range(K_max):
         with walk:  # NS, BP and CG share the inner descent: one more step of it for each K
@@ -117,9 +118,11 @@ def _curves(
 
     series: list[Leaves] = []  # the values of NS, to compare BP's with
     for name in METHODS[:3]:
-        clock, counted = _Clock(), Counted(problem)
+        clock = _Clock()
+        counted = Counted(problem)
         for K in range(1, K_max + 1):
-            before, spent = counted.calls.hvp, clock.seconds
+            before = counted.calls.hvp
+            spent = clock.seconds
             with clock:
                 h = _estimator(name, K, spec.step).gradient(counted, path[K], None, FULL)
             if name == "NS":
@@ -130,19 +133,21 @@ def _curves(
                 | {"hvp_one": counted.calls.hvp - before, "hvp_every": counted.calls.hvp}
                 | {"s_one": walk.marks[K - 1] + clock.seconds - spent, "s_every": walk.marks[K - 1] + clock.seconds}
             )
-    for name, v_at in ((METHODS[3], "old"), (METHODS[4], "new")):
-        clock, counted = _Clock(), Counted(problem)
-        rates = constant(alpha=0.0, tau=spec.step, beta=spec.step)  # λ stays where it is
-        solver = algorithms.fsla(rates, v_at=v_at, momentum="none")  # type: ignore[arg-type]
+    rates = constant(alpha=0.0, tau=spec.step, beta=spec.step)  # λ stays where it is
+    variants = {
+        "FSLA": algorithms.fsla(rates, v_at="old", momentum="none"),
+        "FSLA (v at new ω)": algorithms.fsla(rates, v_at="new", momentum="none"),
+    }
+    for name, solver in variants.items():
+        clock = _Clock()
+        counted = Counted(problem)
         state = solver.init(problem, data.at, FULL)
         for K in range(1, K_max + 1):
             with clock:
                 state = solver.step(counted, state, FULL)
-            hvp, seconds = counted.calls.hvp, clock.seconds
-            records.append(
-                {"run": run, "seed": seed, "method": name, "K": K, **meter(state.d)}
-                | {"hvp_one": hvp, "hvp_every": hvp, "s_one": seconds, "s_every": seconds}
-            )
+            hvp = {"hvp_one": counted.calls.hvp, "hvp_every": counted.calls.hvp}
+            seconds = {"s_one": clock.seconds, "s_every": clock.seconds}
+            records.append({"run": run, "seed": seed, "method": name, "K": K, **meter(state.d), **hvp, **seconds})
     return records
 
 
@@ -154,7 +159,9 @@ def _estimator(name: str, K: int, beta: float) -> Estimator:
 
 class _Clock:
     def __init__(self) -> None:
-        self.seconds, self.marks, self._start = 0.0, list[float](), 0.0
+        self.seconds = 0.0
+        self.marks: list[float] = []
+        self._start = 0.0
 
     def __enter__(self) -> None:
         self._start = time.perf_counter()
@@ -167,7 +174,8 @@ class _Clock:
 def _sequences(spec: SyntheticSpec, seed: int) -> list[Record]:
     data = Synthetic.draw(seed, low=spec.low, high=spec.high)
     quadratic = data.quadratic()
-    meter, minimum = _Meter(data, quadratic), quadratic.omega_of(data.lam)
+    meter = _Meter(data, quadratic)
+    minimum = quadratic.omega_of(data.lam)
     offset = torch.rand(len(minimum), generator=torch.Generator().manual_seed(seed + 10**6), dtype=torch.float64)
     grid = sorted({round(10 ** (i / 8)) for i in range(8 * math.ceil(math.log10(spec.K_sequence)) + 1)})
     records = []
@@ -184,7 +192,8 @@ def _divergence(spec: SyntheticSpec, seed: int) -> list[Record]:
     quadratic = data.quadratic()
     at = quadratic.point(data.lam, quadratic.omega_of(data.lam))
     limit = 2 / float(torch.linalg.eigvalsh(quadratic.H)[-1])
-    records, meter = [], _Meter(data, quadratic)
+    meter = _Meter(data, quadratic)
+    records = []
     for beta in spec.diverging_steps:
         with warnings.catch_warnings(record=True) as said:
             warnings.simplefilter("always", DivergenceWarning)

@@ -1,0 +1,192 @@
+"""What the figures show: one colour for FSLA, curves that are told apart, axes with units, the data and the seeds."""
+
+from contextlib import contextmanager
+
+import pytest
+from matplotlib.figure import Figure
+
+from fsla.experiments.figures import FIGURES, GROUPS, SCALES, CleaningSpec, panels
+from fsla.experiments.methods import Cg, Fsla
+from fsla.experiments.results import Results
+from fsla.plots import cleaning, style, synthetic
+
+ORACLES = ("grad", "hvp", "cross", "d_omega")
+
+
+def record(step, loss):
+    histogram = [1] + [0] * 19
+    return {
+        "step": step,
+        "seconds": step * 0.02,
+        "oracles": dict.fromkeys(ORACLES, step) | {"joint": 0},
+        "status": "finished" if step == 40 else "running",
+        "valid_loss": loss,
+        "weight_auroc": 1 - loss / 4,
+        "histogram_clean": histogram,
+        "histogram_corrupted": histogram,
+        "weight_clean": 0.6,
+        "weight_corrupted": 0.4,
+    }
+
+
+def results(seeds=1, scale="smoke"):
+    """Every run of every figure; FSLA is the best."""
+    every = panels(CleaningSpec(scale))
+    runs = {}
+    for spec in every.runs(GROUPS["all"], seeds):
+        end = (0.5 if isinstance(spec.method, Fsla) else 1.0) - 0.4 * (spec.task.noise == "pair")
+        runs[spec.name] = [record(0, 2.0), record(20, 1.5), record(40, end + spec.task.seed / 10)]
+    return Results(every, runs, seeds)
+
+
+@pytest.fixture
+def drawn(monkeypatch):
+    """The figures that were drawn, by name. They are not saved, which would take most of the time."""
+    figures = {}
+
+    @contextmanager
+    def recording(path, *args, **kwargs):
+        figures[path.name] = Figure()
+        yield figures[path.name]
+
+    monkeypatch.setattr(cleaning, "figure", recording)
+    monkeypatch.setattr(synthetic, "figure", recording)
+    return figures
+
+
+def lines(fig):
+    return [line for ax in fig.axes for line in ax.get_lines() if not line.get_label().startswith("_")]
+
+
+def titles(fig):
+    return [ax.get_title() for ax in fig.axes if ax.get_lines()]
+
+
+def test_every_figure_is_drawn_and_says_what_it_shows(tmp_path, drawn):
+    paths = cleaning.draw(tmp_path, tuple(FIGURES), results(seeds=2))
+    assert {path.stem for path in paths} == {*FIGURES, "oracle-calls", "weights"} == set(drawn)
+    for name, fig in drawn.items():
+        said = fig.get_suptitle() + "".join(ax.get_title() for ax in fig.axes)
+        assert "digits" in said
+        assert "600 + 500 images, " in said
+        assert ("seed 0" if name == "weights" else "seeds 0 to 1") in said
+        assert all(ax.get_xlabel() for ax in fig.axes if ax.get_lines())
+        assert fig.axes[0].get_ylabel()
+        for ax in fig.axes:
+            low, high = ax.get_ylim()
+            assert all(low <= y <= high for line in ax.get_lines() for y in line.get_ydata())  # nothing is cut off
+
+
+def test_figures_are_saved_as_png_and_svg(tmp_path):
+    (path,) = cleaning.draw(tmp_path, ("fig4",), results())
+    assert path.read_bytes().startswith(b"\x89PNG")
+    assert "<svg" in path.with_suffix(".svg").read_text()
+    assert {file.name for file in tmp_path.iterdir()} == {"fig4.png", "fig4.svg"}  # no temporary file is left
+
+
+@pytest.mark.parametrize("scale", SCALES)
+def test_fsla_has_one_colour_and_every_curve_of_a_panel_its_own_look(tmp_path, drawn, scale):
+    found = results(scale=scale)
+    cleaning.draw(tmp_path, tuple(FIGURES), found)
+    for name, fig in drawn.items():
+        if name in ("fig5", "fig6", "weights"):
+            continue
+        usual = {line.get_color() for line in lines(fig) if line.get_label() in ("FSLA", "storm")}
+        assert usual == {style.FSLA}, name
+    for name in ("fig5", "fig6"):
+        for ax in (ax for ax in drawn[name].axes if ax.get_lines()):
+            assert sum(line.get_color() == style.FSLA for line in ax.get_lines()) == 1  # the usual setting
+    for fig in drawn.values():
+        for ax in fig.axes:
+            looks = [(line.get_color(), line.get_linestyle()) for line in ax.get_lines()]
+            assert len(set(looks)) == len(looks)
+
+
+def test_a_method_has_the_same_look_in_all_figures(tmp_path, drawn):
+    cleaning.draw(tmp_path, tuple(FIGURES), results())
+    looks = {}
+    for name in ("overview", "fig2", "fig3", "fig4", "oracle-calls"):
+        for line in lines(drawn[name]):
+            looks.setdefault(line.get_label(), set()).add((line.get_color(), line.get_linestyle()))
+    assert {label: len(own) for label, own in looks.items()} == dict.fromkeys(looks, 1)
+    assert {"FSLA", "CG_1_10", "NS_1_10", "BP_20", "no cleaning", "oracle"} <= set(looks)
+
+
+def test_time_is_in_seconds_on_a_logarithmic_axis(tmp_path, drawn):
+    cleaning.draw(tmp_path, ("fig2",), results())
+    by_steps, by_time = (ax for ax in drawn["fig2"].axes if ax.get_lines())
+    assert (by_steps.get_xscale(), by_time.get_xscale()) == ("linear", "log")
+    assert "seconds" in by_time.get_xlabel()
+    fsla = next(line for line in by_time.get_lines() if line.get_label() == "FSLA")
+    assert list(fsla.get_xdata()) == [0.4, 0.8]
+
+
+def test_the_overview_says_who_is_ahead(tmp_path, drawn):
+    cleaning.draw(tmp_path, ("overview",), results())
+    ranking, loss, _ = titles(drawn["overview"])
+    assert "best: FSLA" in ranking
+    assert "lowest: FSLA with STORM, FSLA without momentum" in loss
+    found = results()
+    runs = found.panels.panel("overview", "equal oracle calls").runs
+    records = {spec.name: found.of(spec).seeds[0] for spec in runs.values()}
+    records[runs[Cg(1, 10).legend].name] = [record(0, 2.0), record(20, 1.0), record(40, 0.1)]
+    cleaning.draw(tmp_path, ("overview",), Results(found.panels, records, 1))
+    ranking, loss, _ = titles(drawn["overview"])
+    assert "best: CG_1_10 (0.975)" in ranking
+    assert "lowest: CG_1_10 with STORM, FSLA without momentum" in loss
+
+
+def test_a_stopped_run_is_marked(tmp_path, drawn):
+    found = results()
+    spec = found.panels.panel("fig4", "digits, pair flips").runs["CG_1_10"]
+    records = {s.name: found.of(s).seeds[0] for panel in found.panels.figures["fig4"] for s in panel.runs.values()}
+    records[spec.name] = [record(0, 2.0), record(20, 1.5) | {"status": "budget"}]
+    cleaning.draw(tmp_path, ("fig4",), Results(found.panels, records, 1))
+    labels = [line.get_label() for line in lines(drawn["fig4"])]
+    assert "CG_1_10 (to step 20)" in labels
+    assert sum(line.get_marker() == "x" for ax in drawn["fig4"].axes for line in ax.get_lines()) == 1
+
+
+def estimate(run, method, K, s_one):
+    prices = {"hvp_one": K, "hvp_every": K * K, "s_one": s_one, "s_every": K * 0.1}
+    return {"run": run, "seed": 0, "method": method, "K": K, "relative_error": 0.5**K, **prices}
+
+
+def test_the_synthetic_figures(tmp_path, drawn):
+    noisy = [0.1, 0.3, 0.2, 0.5, 0.4]
+    methods = ("NS", "BP", "CG", "FSLA")
+    rows = [
+        estimate(run, method, K, seconds)
+        for run in ("estimators", "timing")
+        for method in methods
+        for K, seconds in enumerate(noisy, 1)
+    ]
+    rows += [{"run": "sequences", "seed": 0, "exponent": 1.0, "K": K, "relative_error": K**-2.0} for K in (1, 10, 100)]
+    paths = synthetic.draw(tmp_path, rows)
+    assert {path.stem for path in paths} == set(drawn)
+    for name in ("fig1-estimators", "fig1-products", "fig1-time"):
+        colours = {line.get_label(): line.get_color() for line in lines(drawn[name])}
+        assert colours == {"NS": style.NS, "BP": style.BP, "CG": style.CG, "FSLA": style.FSLA}
+    for ax in drawn["fig1-time"].axes:
+        assert ax.get_xlabel() == "seconds"
+        for line in ax.get_lines():
+            assert list(line.get_xdata()) == sorted(line.get_xdata())  # no curve runs backwards in time
+    assert all("10 000 rows" in fig.get_suptitle() and "seed 0" in fig.get_suptitle() for fig in drawn.values())
+
+
+def test_a_figure_that_fails_leaves_the_old_one(tmp_path):
+    (tmp_path / "x.png").write_bytes(b"old")
+
+    def draw(title):
+        with style.figure(tmp_path / "x") as fig:
+            fig.suptitle(title)
+
+    with pytest.raises(ValueError, match="nonsense"):
+        draw("$\\nonsense$")
+    assert [path.name for path in tmp_path.iterdir()] == ["x.png"]
+    assert (tmp_path / "x.png").read_bytes() == b"old"
+
+
+@pytest.mark.parametrize(("x", "text"), [(0.02, "0.02"), (3.0, "3"), (4000.0, "4 000"), (1e6, "1 000 000")])
+def test_numbers_on_axes_are_plain(x, text):
+    assert style.plain_number(x) == text
