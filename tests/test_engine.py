@@ -13,9 +13,9 @@ from fsla import Batches, Counted, Point, Problem, Sample, WeightedProblem, tree
 from fsla.data import TaskSpec
 from fsla.experiments.cleaning import RunSpec, execute
 from fsla.experiments.methods import Bp, Cg, Fsla, NoCleaning, Ns
+from fsla.nest import copy_into, form, map_tensors, rebuild, tensors
 from fsla.training import engine as engines
 from fsla.training.engine import Eager, EngineWarning, Replay, make_engine
-from fsla.training.nest import copy_into, form, map_tensors, rebuild, tensors
 from fsla.training.program import CaptureError, Program, with_tensor_k
 from support import F64, classifier, normal
 

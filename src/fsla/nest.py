@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import torch
@@ -29,41 +29,45 @@ def map_tensors(f: Callable[[Tensor], Tensor], x: Any, seen: dict[int, Any] | No
     return out
 
 
-def tensors(x: Any) -> list[Tensor]:
-    """The tensors of the nest, each once, in a fixed order."""
-    found: list[Tensor] = []
-    map_tensors(lambda t: found.append(t) or t, x)  # type: ignore[func-returns-value]
-    return found
-
-
 def rebuild(x: Any, parts: Sequence[Tensor]) -> Any:
     """The nest with other tensors, in the order of `tensors`."""
-    left: Iterator[Tensor] = iter(parts)
+    left = iter(parts)
     return map_tensors(lambda t: next(left), x)
 
 
-def form(x: Any) -> Any:
-    """What two nests must have in common for one program to serve both: all but the numbers in their tensors."""
-    seen: dict[int, int] = {}
+def take_apart(x: object, *, layout: bool = True) -> tuple[Hashable, list[Tensor]]:
+    """The form of a nest, and its tensors, each once, in a fixed order.
 
-    def of(x: Any) -> Any:
+    The form is what two nests must have in common for one program to serve both: all but the numbers in their tensors
+    and, without `layout`, their strides.
+    """
+    places: dict[int, int] = {}
+    found: list[Tensor] = []
+
+    def form(x: object) -> Hashable:
         if isinstance(x, Tensor):
-            first = seen.setdefault(id(x), len(seen))  # whether this tensor stood in an earlier place
-            return (first, x.shape, x.stride(), x.dtype, x.device)
+            place = places.setdefault(id(x), len(found))  # a tensor in two places is one argument
+            if place == len(found):
+                found.append(x)
+            return (place, x.shape, x.stride() if layout else None, x.dtype, x.device)
         if isinstance(x, dict):
-            return tuple((k, of(v)) for k, v in x.items())
+            return tuple([(k, form(v)) for k, v in x.items()])
         if isinstance(x, tuple | list):
-            return (type(x).__name__, *map(of, x))
+            return (type(x), *[form(v) for v in x])
         if x is None or isinstance(x, bool | int | float | str):
-            return (type(x).__name__, x)  # 1, 1.0 and True are equal, and not the same
+            return (type(x), x)  # 1, 1.0 and True are equal, and not the same
         raise TypeError(
             f"A step that is captured takes batches of tensors, numbers and strings. Got {type(x).__name__}."
         )
 
-    return of(x)
+    return form(x), found
 
 
-def copy_into(to: Any, source: Any) -> None:
+def tensors(x: object) -> list[Tensor]:
+    return take_apart(x)[1]
+
+
+def copy_into(to: object, source: object) -> None:
     """Writes the tensors of one nest into those of another of the same form."""
     with torch.no_grad():
         torch._foreach_copy_(tensors(to), tensors(source))

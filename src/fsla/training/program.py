@@ -4,25 +4,29 @@ A step is run once and every operation that reaches a tensor is noted, those of 
 Replaying the list does the same arithmetic without building a graph and without any Python of the step itself. The list
 can also be compiled; PyTorch keeps what it compiled on disk, so that a later run of the same form starts in seconds.
 Tensors that the losses hold, such as the data, become arguments of the program: what is compiled serves any data.
+
+A program serves every k and every sample of one form, so while it is made nothing may read a number: not k, not a
+tensor, and nothing whose shape depends on numbers.
 """
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, fx
-from torch.fx.experimental.proxy_tensor import make_fx
+from torch.overrides import TorchFunctionMode
 
+from fsla.nest import rebuild, take_apart, tensors
+from fsla.rates import Rates
 from fsla.sample import Sample
 from fsla.solver import State
-from fsla.training.nest import form, map_tensors, rebuild, tensors
-from fsla.training.parts import SideBySide, split
+from fsla.training.parts import Run, SideBySide, split
 from fsla.training.simplify import simplify
+from fsla.training.torch_private import compile_program, mutates, trace, watching
 
-Step = Callable[[State, Sample], State]
+Move = Callable[[State, Sample, Rates], State]
 
 
 class CaptureError(RuntimeError):
@@ -32,72 +36,111 @@ class CaptureError(RuntimeError):
 class Program:
     """The step for states and samples of one form."""
 
-    def __init__(self, step: Step, state: State, xi: Sample, *, compiled: bool = False) -> None:
-        own, drawn = tensors(state), tensors(xi)
+    def __init__(self, move: Move, state: State, xi: Sample, rates: Sequence[Tensor]) -> None:
+        shape, own = take_apart(state[1:])
+        n, example = len(own), [*own, *rates, *tensors(xi)]
+        self._batches = _places(xi, n + len(rates))
+        self._device = own[0].device
 
         def flat(*values: Tensor) -> list[Tensor]:
-            after = step(rebuild(state, values[: len(own)]), rebuild(xi, values[len(own) :]))
-            if form(after) != form(state):
+            given = State(UNREAD, *rebuild(state[1:], values[:n]))
+            sample = rebuild(xi, values[n + len(rates) :])
+            with _NoReading(), watching(_refuse):
+                after = move(given, sample, Rates(*values[n : n + len(rates)]))
+            out = tensors(after[1:])
+            if len(out) == n:
+                out = [_laid_out_as(a, b) for a, b in zip(out, own, strict=True)]
+            if take_apart(rebuild(after[1:], out))[0] != shape:
                 raise ValueError("A step that is captured must leave the state in the form that it found.")
-            return tensors(after)
+            return out
 
         try:
-            module = make_fx(flat)(*own, *drawn)
+            module = trace(flat, example)
+            if any(map(mutates, module.graph.nodes)):
+                module = trace(torch.func.functionalize(module, remove="mutations"), example)
         except Exception as error:
             first = (str(error).strip() or type(error).__name__).splitlines()[0]
             raise CaptureError(
-                "The step cannot be captured. The losses and the rates must be functions of tensors, without .item(), "
-                f"float() or an if on a tensor; rates are given k as a tensor. ({type(error).__name__}: {first})"
+                "The step cannot be captured. The losses must be functions of tensors, without .item(), .numpy(), "
+                f"float() or an if on a tensor. ({type(error).__name__}: {first})"
             ) from error
-        self._held = _tidied(module)
-        self._like, self._run = state, module.forward
-        if compiled:
-            example = [*own, *drawn, *self._held]
-            parts = split(module, _places(xi, len(own))) if drawn and drawn[0].device.type == "cuda" else None
-            self._run = _compiled(module, example) if parts is None else SideBySide(parts, _compiled, drawn[0].device)
+        if any(map(mutates, module.graph.nodes)):
+            raise CaptureError("The step cannot be captured: it writes into a tensor that it holds.")
+        simplify(module.graph)
+        self._held = _held_as_arguments(module)
+        self._module = module
+        self.compiled: Run | None = None
 
-    def run(self, state: list[Tensor], xi: list[Tensor]) -> list[Tensor]:
+    @property
+    def graph(self) -> fx.Graph:
+        return self._module.graph
+
+    def compile(self, state: Sequence[Tensor], rates: Sequence[Tensor], xi: Sequence[Tensor]) -> None:
+        """From here on `run` runs the program compiled, on a GPU in parts that run side by side. Takes an example."""
+        example = [*state, *rates, *xi, *self._held]
+        parts = split(self._module, self._batches) if self._device.type == "cuda" else None
+        if parts is None:
+            self.compiled = compile_program(self._module, example)
+        else:
+            self.compiled = SideBySide(parts, compile_program, self._device)
+
+    def run(self, state: Sequence[Tensor], rates: Sequence[Tensor], xi: Sequence[Tensor]) -> list[Tensor]:
         """The tensors of the next state."""
         with torch.no_grad():
-            return list(self._run(*state, *xi, *self._held))
+            return list((self.compiled or self._module.forward)(*state, *rates, *xi, *self._held))
 
-    def check(self, step: Step, state: State, xi: Sample) -> None:
-        """Raises unless the program takes the step that the step itself takes, from states that it has not seen.
-
-        What was turned into a number while the step was traced, by NumPy say, is a constant of the program.
-        """
-        probe = map_tensors(lambda t: 1.1 * t if t.dtype.is_floating_point else t, state)
-        for k in (2 * state.k + 7, 1000 * state.k + 10**6):  # near, for the losses; and far, for slowly falling rates
-            try:
-                expected = step(probe._replace(k=k), xi)
-            except Exception:  # rates may end: nothing to compare with
-                continue
-            self._compare(probe, expected, self(with_tensor_k(probe._replace(k=k)), xi))
-
-    def _compare(self, before: State, expected: State, found: State) -> None:
-        every = [{"lam": x.at.lam, "omega": x.at.omega, "v": x.memory, "d": x.d} for x in (before, expected, found)]
-        for name in every[0]:
-            for start, a, b in zip(*(tensors(x[name]) for x in every), strict=True):
-                near = 1e-3 if a.dtype == torch.float64 else 5e-2  # rounding puts a ReLU on its other side
-                tolerance = near * (a - start).norm() + 1e3 * torch.finfo(a.dtype).eps * a.norm()
-                if bool(a.isfinite().all()) and not bool((a - b).norm() <= tolerance):
-                    raise CaptureError(
-                        f"The captured step does not give the numbers of the step itself (in {name}). The losses and "
-                        "the rates must be functions of tensors; what NumPy, .tolist() or the type of k decides while "
-                        "a step is captured stays so for ever. Use engine='eager', or PyTorch's functions."
-                    )
-
-    def __call__(self, state: State, xi: Sample) -> State:
-        after: State = rebuild(self._like, self.run(tensors(state), tensors(xi)))
-        return after
+    def run_uncompiled(self, state: Sequence[Tensor], rates: Sequence[Tensor], xi: Sequence[Tensor]) -> list[Tensor]:
+        with torch.no_grad():
+            return list(self._module.forward(*state, *rates, *xi, *self._held))
 
 
-def with_tensor_k(state: State) -> State:
-    """The state with its step number as a tensor, so that rates are computed where the state is."""
-    lam = next(iter(state.at.lam.values()))
-    double = any(t.dtype == torch.float64 for x in (state.at.lam, state.at.omega) for t in x.values())
-    k: Any = torch.tensor(float(state.k), dtype=torch.float64 if double else torch.float32, device=lam.device)
-    return state._replace(k=k)
+class _Unread:
+    """Stands for k while a step is traced: nothing but k + 1 may be asked of it, which is k again."""
+
+    def __add__(self, other: object) -> _Unread:
+        return self if type(other) is int and other == 1 else self._refuse()
+
+    def _refuse(self, *args: object) -> NoReturn:
+        raise CaptureError("Algorithm.move must not read state.k: what depends on k belongs in rates(k).")
+
+    __bool__ = __int__ = __index__ = __float__ = __hash__ = __str__ = __format__ = _refuse
+    __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = _refuse
+    __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = _refuse
+    __floordiv__ = __mod__ = __pow__ = __rpow__ = __neg__ = __getattr__ = _refuse
+
+
+UNREAD: Any = _Unread()
+_READERS = {Tensor.numpy, Tensor.tolist, Tensor.__array__, Tensor.__dlpack__, Tensor.__repr__}
+
+
+class _NoReading(TorchFunctionMode):
+    """Refuses what takes numbers out of a tensor by its memory; `_refuse` sees what asks an operation for them."""
+
+    def __torch_function__(
+        self, func: Any, types: object, args: Sequence[object] = (), kwargs: Mapping[str, object] | None = None
+    ) -> object:
+        if func in _READERS:
+            raise CaptureError(f"Tensor.{func.__name__} reads numbers, which would stay as they are for ever.")
+        return func(*args, **(kwargs or {}))
+
+
+def _refuse(target: Any, args: Sequence[object]) -> None:
+    """Raises for an operation whose result a program would not give anew at each replay."""
+    if torch.Tag.data_dependent_output in target.tags:
+        raise CaptureError("A number is read from a tensor, which would stay as it is for ever.")
+    if torch.Tag.nondeterministic_seeded in target.tags:
+        raise CaptureError(f"{target} draws random numbers inside the step.")
+    if torch.Tag.dynamic_output_shape in target.tags:
+        by_mask = [t for t in tensors(args[1:]) if t.dtype in (torch.bool, torch.uint8)]
+        if target is not torch.ops.aten.index.Tensor or by_mask:
+            raise CaptureError(f"The shape of what {target} returns depends on numbers.")
+
+
+def _laid_out_as(x: Tensor, like: Tensor) -> Tensor:
+    """The tensor with the strides of another of its shape, so that a state has them at every step."""
+    if x.shape != like.shape or x.dtype != like.dtype or x.stride() == like.stride():
+        return x
+    return torch.empty_like(like).copy_(x)
 
 
 def _places(xi: Sample, first: int) -> list[list[int]]:
@@ -106,10 +149,9 @@ def _places(xi: Sample, first: int) -> list[list[int]]:
     return [[at[id(t)] for t in tensors(batch)] for batch in {id(b): b for b in xi}.values()]
 
 
-def _tidied(module: fx.GraphModule) -> list[Tensor]:
-    """Simplifies the program, makes the tensors that the module holds its last arguments, and returns them."""
+def _held_as_arguments(module: fx.GraphModule) -> list[Tensor]:
+    """Makes the tensors that the module holds its last arguments, and returns them."""
     graph = module.graph
-    simplify(graph)
     last = next(node for node in reversed(graph.nodes) if node.op == "placeholder")
     held: dict[int, tuple[Tensor, fx.Node]] = {}
     for node in list(graph.nodes):
@@ -124,12 +166,3 @@ def _tidied(module: fx.GraphModule) -> list[Tensor]:
         graph.erase_node(node)
     module.recompile()
     return [tensor for tensor, _ in held.values()]
-
-
-def _compiled(module: fx.GraphModule, example: list[Any]) -> Callable[..., Any]:
-    from torch._inductor import compile as compile_program  # seconds to import
-
-    with warnings.catch_warnings(), torch.no_grad():
-        warnings.simplefilter("ignore")  # the compiler's advice on settings that are the user's
-        run: Callable[..., Any] = compile_program(module, example)
-    return run
