@@ -185,16 +185,8 @@ def bench(
         )
         for name in varied:
             rows += benchmark.scaling(name, rounds, on, status.update)
-    line = "{:10} {:38} {:8} {:>9} {:>13} {:>9} {:>6} {:>16}"
-    console.print(
-        line.format("problem", "step", "engine", "SGD steps", "quartiles", "ms", "MB", "varied"), soft_wrap=True
-    )
-    for r in rows:
-        step = ", ".join(x for x in (r.method, r.momentum, r.samples) if x)
-        spread, n = f"{r.low:.2f}-{r.high:.2f}", "" if r.n is None else f"{r.varies} {r.n}"
-        memory = "" if r.memory_mb is None else f"{r.memory_mb:.0f}"
-        text = line.format(r.problem, step, r.engine, f"{r.ratio:.2f}", spread, f"{r.ms:.2f}", memory, n)
-        console.print(text, highlight=False, soft_wrap=True)
+    for line in benchmark.lines(rows):
+        console.print(line, highlight=False, soft_wrap=True)
     for note in notes:
         console.print(note, highlight=False, soft_wrap=True)
     if json_file is not None:
