@@ -138,7 +138,7 @@ _group("all", "Everything, the synthetic experiment too (20 seeds of it at paper
 @app.command()
 def bench(
     problems: Annotated[
-        str, typer.Option(help="Of 'cnn', 'softmax', 'quadratic', with commas.")
+        str, typer.Option(help="Of 'cnn', 'softmax', 'quadratic', 'transformer', with commas.")
     ] = "cnn,softmax,quadratic",
     rounds: Annotated[int, typer.Option(min=1, help="How often each step is timed.")] = 9,
     device: Device = "auto",
@@ -155,9 +155,13 @@ def bench(
     tf32: Annotated[
         bool, typer.Option("--tf32", help="On a GPU, TF32 for matrix products too, as JAX has it.")
     ] = False,
+    autocast: Annotated[bool, typer.Option("--autocast", help="The transformer under bfloat16 autocast too.")] = False,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the rows to this file.")] = None,
 ) -> None:
-    """What a hyper-iteration costs on this machine, in SGD steps of the same model, interleaved in one run."""
+    """What a hyper-iteration costs on this machine, interleaved in one run with the step that is its unit.
+
+    The unit is an SGD step of the same model, and for the transformer an AdamW step.
+    """
     import torch
 
     from fsla.checks import pick
@@ -167,7 +171,7 @@ def bench(
 
     names, chosen, varied = problems.split(","), engines.split(","), [x for x in scaling.split(",") if x]
     for given, table, what in (
-        (names, benchmark.PROBLEMS, "problem"),
+        (names, (*benchmark.PROBLEMS, "transformer"), "problem"),
         (chosen, ENGINES[1:], "engine"),
         (varied, tuple(benchmark.SCALINGS), "scaling"),
     ):
@@ -180,9 +184,12 @@ def bench(
         torch.set_float32_matmul_precision("high")
     on = device_of(device)
     with console.status("") as status:
-        rows, notes = benchmark.measure(
-            tuple(names), rounds, on, status.update, engines=tuple(chosen), with_peers=peers
-        )
+        small = tuple(name for name in names if name != "transformer")
+        rows, notes = benchmark.measure(small, rounds, on, status.update, engines=tuple(chosen), with_peers=peers)
+        if "transformer" in names:
+            more = benchmark.measure_transformer(rounds, on, status.update, engines=tuple(chosen), autocast=autocast)
+            rows += more[0]
+            notes += more[1]
         for name in varied:
             rows += benchmark.scaling(name, rounds, on, status.update)
     for line in benchmark.lines(rows):

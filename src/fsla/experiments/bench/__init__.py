@@ -3,5 +3,6 @@
 from fsla.experiments.bench.cases import PROBLEMS, Case, case
 from fsla.experiments.bench.race import Row, lines, save
 from fsla.experiments.bench.table import SCALINGS, measure, scaling
+from fsla.experiments.bench.transformer import measure_transformer
 
-__all__ = ["PROBLEMS", "SCALINGS", "Case", "Row", "case", "lines", "measure", "save", "scaling"]
+__all__ = ["PROBLEMS", "SCALINGS", "Case", "Row", "case", "lines", "measure", "measure_transformer", "save", "scaling"]
