@@ -163,7 +163,7 @@ _group("all", "Everything, the synthetic experiment too (20 seeds of it at paper
 @interruptible("nothing was written.")
 def bench(
     problems: Annotated[
-        str, typer.Option(help="Of 'cnn', 'softmax', 'quadratic', with commas.")
+        str, typer.Option(help="Of 'cnn', 'softmax', 'quadratic', 'transformer', with commas.")
     ] = "cnn,softmax,quadratic",
     rounds: Annotated[int, typer.Option(min=1, help="How often each step is timed.")] = 9,
     device: Device = "auto",
@@ -180,9 +180,13 @@ def bench(
     tf32: Annotated[
         bool, typer.Option("--tf32", help="On a GPU, TF32 for matrix products too, as JAX has it.")
     ] = False,
+    autocast: Annotated[bool, typer.Option("--autocast", help="The transformer under bfloat16 autocast too.")] = False,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the rows to this file.")] = None,
 ) -> None:
-    """What a hyper-iteration costs on this machine, in SGD steps of the same model, interleaved in one run."""
+    """What a hyper-iteration costs on this machine, interleaved in one run with the step that is its unit.
+
+    The unit is an SGD step of the same model, and for the transformer an AdamW step.
+    """
     import torch
 
     from fsla.checks import pick
@@ -194,7 +198,7 @@ def bench(
     chosen = engines.split(",")
     varied = [x for x in scaling.split(",") if x]
     for given, table, what in (
-        (names, benchmark.PROBLEMS, "problem"),
+        (names, (*benchmark.PROBLEMS, "transformer"), "problem"),
         (chosen, ENGINES[1:], "engine"),
         (varied, tuple(benchmark.SCALINGS), "scaling"),
     ):
@@ -211,17 +215,16 @@ def bench(
         def report(text: str) -> None:
             status.update(Text(text))
 
-        rows, notes = benchmark.measure(tuple(names), rounds, on, report, engines=tuple(chosen), with_peers=peers)
+        small = tuple(name for name in names if name != "transformer")
+        rows, notes = benchmark.measure(small, rounds, on, report, engines=tuple(chosen), with_peers=peers)
+        if "transformer" in names:
+            more = benchmark.measure_transformer(rounds, on, report, engines=tuple(chosen), autocast=autocast)
+            rows += more[0]
+            notes += more[1]
         for name in varied:
             rows += benchmark.scaling(name, rounds, on, report)
-    line = "{:10} {:38} {:8} {:>9} {:>13} {:>9} {:>6} {:>16}"
-    say(line.format("problem", "step", "engine", "SGD steps", "quartiles", "ms", "MB", "varied"))
-    for r in rows:
-        step = ", ".join(x for x in (r.method, r.momentum, r.samples) if x)
-        spread = f"{r.low:.2f}-{r.high:.2f}"
-        n = "" if r.n is None else f"{r.varies} {r.n}"
-        memory = "" if r.memory_mb is None else f"{r.memory_mb:.0f}"
-        say(line.format(r.problem, step, r.engine, f"{r.ratio:.2f}", spread, f"{r.ms:.2f}", memory, n))
+    for line in benchmark.lines(rows):
+        say(line)
     for note in notes:
         say(note)
     if json_file is not None:

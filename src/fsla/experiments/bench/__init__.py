@@ -1,6 +1,8 @@
 """What a hyper-iteration costs: cases, candidates (ours, the peers', JAX's), and the race between them."""
 
 from fsla.experiments.bench.cases import PROBLEMS, Case, case
-from fsla.experiments.bench.table import SCALINGS, Row, measure, save, scaling
+from fsla.experiments.bench.race import Row, lines, save
+from fsla.experiments.bench.table import SCALINGS, measure, scaling
+from fsla.experiments.bench.transformer import measure_transformer
 
-__all__ = ["PROBLEMS", "SCALINGS", "Case", "Row", "case", "measure", "save", "scaling"]
+__all__ = ["PROBLEMS", "SCALINGS", "Case", "Row", "case", "lines", "measure", "measure_transformer", "save", "scaling"]

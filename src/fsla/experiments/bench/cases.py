@@ -16,16 +16,16 @@ from torch import Tensor
 
 from fsla.autodiff import Problem
 from fsla.checks import pick
+from fsla.experiments.bench.race import Advance
 from fsla.problem import Point
 from fsla.problems import Reweighting, Synthetic
 from fsla.problems.networks import RIDGE, build, cnn
 from fsla.rates import constant
 from fsla.sample import Batch
+from fsla.weighted import WeightedProblem
 
 BATCH = 256
 IMAGES = 2_000
-Advance = Callable[[int], None]
-"""Takes the next n steps."""
 
 
 @dataclass
@@ -35,6 +35,7 @@ class Case:
     name: str
     problem: Problem
     general: Problem
+    difference: Problem
     at: Point
     inner: Callable[[], Batch]
     outer: Callable[[], Batch]
@@ -61,7 +62,8 @@ def case(name: str, device: torch.device, n: int = 10_000, width: int = 32) -> C
         drawn = Synthetic.draw(0)
         synthetic = Synthetic(*(getattr(drawn, f).to(device) for f in Synthetic.__dataclass_fields__))
         problem = synthetic.losses()
-        return Case(name, problem, problem, synthetic.at, lambda: None, lambda: None, generator)
+        difference = Problem(problem.inner_loss, problem.outer_loss, mode="difference")
+        return Case(name, problem, problem, difference, synthetic.at, lambda: None, lambda: None, generator)
     images = torch.randn(IMAGES, 1, 28, 28, device=device, generator=generator)
     labels = torch.randint(10, (IMAGES,), device=device, generator=generator)
     few = cast(Tensor, _Wrapped(images)), cast(Tensor, _Wrapped(labels))
@@ -74,7 +76,17 @@ def case(name: str, device: torch.device, n: int = 10_000, width: int = 32) -> C
         return torch.randint(size, (BATCH,), device=device, generator=generator)
 
     general = Problem(weighted.inner_loss, weighted.outer_loss, direct=False, mode="reverse")
-    return Case(name, weighted, general, at, lambda: batch(n), lambda: batch(IMAGES), generator)
+    difference = WeightedProblem(
+        weighted.sample_losses,
+        weighted.sample_weights,
+        weighted.outer_loss,
+        regulariser=weighted.regulariser,
+        rows=weighted.rows,
+        outputs=weighted.outputs,
+        direct=False,
+        mode="difference",
+    )
+    return Case(name, weighted, general, difference, at, lambda: batch(n), lambda: batch(IMAGES), generator)
 
 
 class _Wrapped:

@@ -1,17 +1,12 @@
-"""What a hyper-iteration costs, in plain SGD steps of the same model, measured in one interleaved run.
+"""What a hyper-iteration costs on the small problems, in plain SGD steps of the same model.
 
-Every round times every candidate, the SGD step among them; a candidate's ratio is the median over rounds of its time
-over that round's SGD step, so that a machine that slows down slows both. On a GPU the SGD step is a captured one.
+On a GPU the SGD step is a captured one, and for compiled steps a compiled one.
 """
 
 from __future__ import annotations
 
-import json
-import statistics
-import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
-from pathlib import Path
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -20,54 +15,19 @@ from fsla import algorithms
 from fsla.checks import pick, whole
 from fsla.counted import Counted
 from fsla.experiments.bench import jax_scan, peers
-from fsla.experiments.bench.cases import RATES, Advance, Case, case
+from fsla.experiments.bench.cases import RATES, Case, case
 from fsla.experiments.bench.memory import peak_mb
-from fsla.files import write_text
+from fsla.experiments.bench.race import Advance, Key, Report, Row, Units, race, reason
 from fsla.problem import Oracles
-from fsla.sample import Sample
+from fsla.sample import Mode, Sample
 from fsla.solver import Algorithm
-from fsla.training.engine import make_engine
-from fsla.training.loop import wait
 from fsla.wrap import GaussNewton
-
-Report = Callable[[str], None]
-
-
-class Key(NamedTuple):
-    """What is timed."""
-
-    method: str
-    momentum: str | None = None
-    samples: str | None = None
-    engine: str = "eager"
-    n: int | None = None
-
-
-@dataclass(frozen=True)
-class Row:
-    """One measurement: the median ratio to an SGD step, its quartiles over rounds, milliseconds and peak memory."""
-
-    problem: str
-    method: str
-    momentum: str | None
-    samples: str | None
-    engine: str
-    ratio: float
-    low: float
-    high: float
-    ms: float
-    memory_mb: float | None = None
-    """The most that tensors took during a step beyond what they took before it."""
-    varies: str | None = None
-    """What a row of a scaling varies: "samples", "parameters" or "K"."""
-    n: int | None = None
-    """Its value."""
 
 
 class Candidate(NamedTuple):
     method: str
     momentum: str | None
-    samples: str
+    samples: Mode
     algorithm: Algorithm
     captured: bool = False
     """Whether it is also timed under the other engines."""
@@ -81,7 +41,10 @@ def _candidates(name: str) -> list[Candidate]:
         Candidate("fsla", "storm", "independent", algorithms.fsla(rates), captured=True),
         Candidate("fsla", "storm", "grouped", algorithms.fsla(rates), captured=True),
         Candidate("fsla", "none", "shared", algorithms.fsla(rates, momentum="none"), captured=True),
+        Candidate("fsla, difference", "storm", "grouped", algorithms.fsla(rates), captured=True),
+        Candidate("fsla, difference", "none", "shared", algorithms.fsla(rates, momentum="none"), captured=True),
         Candidate("soba", None, "shared", algorithms.soba(rates), captured=True),
+        Candidate("soba, difference", None, "shared", algorithms.soba(rates), captured=True),
         Candidate("ma_soba", None, "shared", algorithms.ma_soba(rates)),
         Candidate("ns_1_10", "none", "grouped", ns),
         Candidate("cg_1_10", "none", "grouped", algorithms.cg(rates, K=10, momentum="none")),
@@ -112,7 +75,7 @@ def measure(
             others, said = peers.steppers(c)
             notes += said
             timed |= {Key(label): _repeated(step) for label, step in others.items()}
-        raced = _race(name, timed, rounds, device, report)
+        raced = _measured(name, timed, rounds, device, report)
         rows += raced
         if with_peers or device.type == "cuda":
             found, said = _jax_rows(name, device, raced[0], report)
@@ -125,20 +88,44 @@ def _steppers(
 ) -> tuple[dict[Key, Advance], list[str]]:
     """Everything of ours to be timed, the SGD step that is the unit first."""
     sgd, timed, notes = algorithms.fixed(RATES[c.name]), dict[Key, Advance](), list[str]()
-    if device.type == "cuda":
-        timed[Key("sgd", engine="graph")] = _stepper(c, c.problem, sgd, "shared", "graph")
+    on_gpu = device.type == "cuda"
+
+    def add(key: Key, problem: Oracles, algorithm: Algorithm, samples: Mode) -> None:
+        report(f"{c.name}: {key.label}")
+        try:
+            timed[key] = _stepper(c, problem, algorithm, samples, key.engine)
+        except Exception as error:  # a compiler may fail in any way
+            notes.append(f"{c.name}: {key.label}: {reason(error)}")
+
+    for engine in ("graph", "compile") if on_gpu else ():
+        if engine == "graph" or engine in engines:
+            add(Key("sgd", engine=engine), c.difference, sgd, "shared")
     timed[Key("sgd")] = c.sgd()
     for method, momentum, samples, algorithm, captured in _candidates(c.name):
-        for engine in engines if captured else ("eager", *(["graph"] if device.type == "cuda" else [])):
-            report(f"{c.name}: {method}, {engine}")
-            problem: Oracles = c.general if method == "textbook fsla" else c.problem
-            if method == "fsla, gauss-newton":
-                problem = GaussNewton(c.problem)
-            try:
-                timed[Key(method, momentum, samples, engine)] = _stepper(c, problem, algorithm, samples, engine)
-            except Exception as error:  # a compiler may fail in any way
-                notes.append(f"{method}, engine {engine}: {(str(error).strip() or repr(error)).splitlines()[0]}")
+        for engine in engines if captured else ("eager", *(["graph"] if on_gpu else [])):
+            add(Key(method, momentum, samples, engine), _problem(c, method), algorithm, samples)
     return timed, notes
+
+
+def _problem(c: Case, method: str) -> Oracles:
+    if method == "textbook fsla":
+        return c.general
+    if method.endswith(", difference"):
+        return c.difference
+    return GaussNewton(c.problem) if method == "fsla, gauss-newton" else c.problem
+
+
+def _units(timed: dict[Key, Advance]) -> Units:
+    """A row of a scaling has an SGD step of its own; what is compiled has the compiled one, if that is timed."""
+    plain = next(unit for unit in (Key("sgd", engine="graph"), Key("sgd"), *timed) if unit in timed)
+    compiled = next(unit for unit in (Key("sgd", engine="compile"), plain) if unit in timed)
+
+    def units(key: Key) -> tuple[Key, Key]:
+        if key.n is not None:
+            return Key("sgd", n=key.n), Key("sgd", n=key.n)
+        return compiled if key.engine == "compile" else plain, plain
+
+    return units
 
 
 def _jax_rows(name: str, device: torch.device, sgd: Row, report: Report) -> tuple[list[Row], list[str]]:
@@ -183,14 +170,15 @@ def scaling(
         for method, algorithm in chosen.items():
             key = Key(method, "storm" if method == "fsla" else "none", "grouped", engine, n)
             timed[key] = _stepper(c, c.problem, algorithm, "grouped", engine)
-    return [replace(r, varies=varies) for r in _race("cnn", timed, rounds, device, report)]
+    return [replace(r, varies=varies) for r in _measured("cnn", timed, rounds, device, report)]
 
 
-def _stepper(c: Case, problem: Oracles, algorithm: Algorithm, samples: str, engine: str) -> Advance:
+def _stepper(c: Case, problem: Oracles, algorithm: Algorithm, samples: Mode, engine: str) -> Advance:
     """A function that takes the next steps of a run."""
+    from fsla.training.engine import make_engine
 
     def draw() -> Sample:
-        return Sample.draw(samples, c.inner, c.outer)  # type: ignore[arg-type]
+        return Sample.draw(samples, c.inner, c.outer)
 
     counted = Counted(problem)
     motor, state = make_engine(engine, algorithm, counted, draw, c.generator, algorithm.init(problem, c.at, draw()))
@@ -210,36 +198,14 @@ def _repeated(step: Callable[[], None]) -> Advance:
     return advance
 
 
-def _race(name: str, timed: dict[Key, Advance], rounds: int, device: torch.device, report: Report) -> list[Row]:
-    """Times every candidate in every round; a turn is one step, or several where a step is short."""
+def _measured(name: str, timed: dict[Key, Advance], rounds: int, device: torch.device, report: Report) -> list[Row]:
+    """Warms every step up, measures its memory, then races it; a turn is one step, or several where a step is short."""
+    memory: dict[tuple[str | int | None, ...], float] = {}
+    for key, advance in timed.items():
+        report(f"{name}: {key.label}, memory")
+        advance(1)
+        if device.type == "cpu" or key.engine == "eager":  # a captured graph holds its memory for good
+            memory[key[:5]] = peak_mb(lambda advance=advance: advance(1), device)  # type: ignore[misc]
     turn = 20 if device.type == "cuda" else 1 if name == "cnn" else 10
-    seconds: dict[Key, list[float]] = {key: [] for key in timed}
-    memory: dict[Key, float] = {}
-    for r in range(rounds + 1):
-        report(f"{name}, round {r} of {rounds}")
-        for key, advance in timed.items():
-            if not r:  # the first round warms up, and measures memory
-                advance(1)
-                if device.type == "cpu" or key.engine == "eager":  # a captured graph holds its memory for good
-                    memory[key] = peak_mb(lambda advance=advance: advance(1), device)  # type: ignore[misc]
-                continue
-            wait(device)
-            begun = time.perf_counter()
-            advance(turn)
-            wait(device)
-            seconds[key].append((time.perf_counter() - begun) / turn)
-    first = next(iter(seconds.values()))
-    out = []
-    for key, own in seconds.items():
-        base = seconds.get(Key("sgd", n=key.n), first) if key.n is not None else first
-        ratios = sorted(a / b for a, b in zip(own, base, strict=True))
-        low, high = ratios[len(ratios) // 4], ratios[(3 * len(ratios)) // 4]
-        ms = statistics.median(own) * 1e3
-        out.append(Row(name, *key[:4], statistics.median(ratios), low, high, ms, memory.get(key), n=key.n))
-    return out
-
-
-def save(path: Path, rows: list[Row], device: str, notes: list[str]) -> None:
-    precision = torch.get_float32_matmul_precision()
-    facts = {"torch": torch.__version__, "device": device, "threads": torch.get_num_threads(), "matmul": precision}
-    write_text(path, json.dumps({**facts, "notes": notes, "rows": [asdict(r) for r in rows]}, indent=2) + "\n")
+    rows = race(name, timed, _units(timed), rounds, turn, device, report)
+    return [replace(r, memory_mb=memory.get((r.method, r.momentum, r.samples, r.engine, r.n))) for r in rows]
