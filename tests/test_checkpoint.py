@@ -57,7 +57,8 @@ def test_every_kind_of_value_comes_back(tmp_path, kind):
 def test_a_damaged_file_is_refused_or_loads_the_same_values(tmp_path):
     """One bit flipped, each bit of a byte in turn over the bytes of the file."""
     save_checkpoint(tmp_path / "x", VALUE)
-    whole, expected = (tmp_path / "x").read_bytes(), said(VALUE)
+    whole = (tmp_path / "x").read_bytes()
+    expected = said(VALUE)
     refused = []
     for i in range(len(whole)):
         damaged = bytearray(whole)

@@ -41,7 +41,7 @@ def make_run(*, rates=RATES, name="fsla", kill_at=None, seed=0, algorithm=None) 
         return Sample.draw("independent", lambda: rows(train_batch), lambda: rows(valid_batch))
 
     own = algorithm or fsla.algorithms.ALL[name](rates, **({"T": 2} if name in ("bp", "cg") else {}))
-    counted = Counted(problem)
+    counted = Counted(problem, size=lambda batch: len(batch["x"]))
     return Run(own, counted, generator, lambda: own.init(problem, at, Sample.full(train_batch, valid_batch)), draw)
 
 
@@ -136,7 +136,8 @@ class Blowing:
     """An algorithm that does nothing but make one part of its state larger: factor, factor², …"""
 
     def __init__(self, part, factor):
-        self._part, self._factor = part, factor
+        self._part = part
+        self._factor = factor
         self.rates = RATES
         self.init = fsla.algorithms.fsla(RATES).init
 
@@ -310,28 +311,46 @@ def test_a_run_that_is_killed_anywhere_ends_with_the_same_records(tmp_path, name
     def go(kill_at=None, checkpoint=path):
         run = make_run(name=name, kill_at=kill_at)
         arguments = {"save_every": 2, "identity": {"name": name}} if checkpoint else {}
-        return train(run, steps=14, every=5, measure=all_numbers, checkpoint=checkpoint, engine=engine, **arguments)
+        records = train(run, steps=14, every=5, measure=all_numbers, checkpoint=checkpoint, engine=engine, **arguments)
+        return records, run.problem.samples
 
-    whole = go(checkpoint=None)
+    whole, samples = go(checkpoint=None)
     assert [r["step"] for r in whole] == [0, 5, 10, 14]
     for _ in range(2):
         with pytest.raises(Killed):
             go(kill_at)
         kill_at = 1  # the second time soon after it was taken up
-    assert timeless(go()) == timeless(whole)
+    records, counted = go()
+    assert timeless(records) == timeless(whole)
+    assert counted == samples
+
+
+@pytest.mark.parametrize("kill_at", [2, 3, 4])
+def test_a_resumed_run_knows_what_it_grew_from(tmp_path, kill_at):
+    def go(kill_at=None):
+        run = make_run(algorithm=Blowing("v", 100.0), kill_at=kill_at)
+        return train(
+            run, steps=9, every=3, measure=lambda s: {}, engine="eager", checkpoint=tmp_path / "x", save_every=1
+        )
+
+    with pytest.raises(Killed):
+        go(kill_at)
+    assert load_checkpoint(tmp_path / "x")["state"].k == kill_at
+    assert [(r["step"], r["status"]) for r in go()] == [(0, "running"), (3, "running"), (6, "diverged")]
 
 
 def test_a_run_is_saved_where_it_is_asked_to_be(tmp_path, monkeypatch):
     saved = []
     monkeypatch.setattr("fsla.training.run.save_checkpoint", lambda path, value: saved.append(value["state"].k))
 
-    def steps_saved(**arguments):
+    def steps_saved(every=5, **arguments):
         saved.clear()
-        train(make_run(), steps=12, every=5, measure=all_numbers, checkpoint=tmp_path / "x", **arguments)
+        train(make_run(), steps=12, every=every, measure=all_numbers, checkpoint=tmp_path / "x", **arguments)
         return list(saved)
 
     assert steps_saved(engine="eager", save_every=2) == [2, 4, 6, 8, 10]
     assert steps_saved(engine="graph", save_every=2) == [4, 6, 8, 10]  # at 2 samples are drawn that are not used
+    assert steps_saved(engine="graph", save_every=2, every=3) == [3, 4, 6, 8, 10]  # as soon as they are used
     assert steps_saved(engine="eager", save_every=100) == []
     assert steps_saved(engine="eager") == []
     monkeypatch.setattr(loop, "SAVE_EVERY_S", 0.0)  # any time is long enough: at each advance, and not at measurements
@@ -422,7 +441,8 @@ class Motor:
     settled = True
 
     def __init__(self, clock, run, stride):
-        self._clock, self._run = clock, run
+        self._clock = clock
+        self._run = run
         self.stride = stride
         self.preparation_s = 5.0
         self.asked = []
@@ -438,7 +458,8 @@ class Motor:
 
 
 def driven(monkeypatch, *, stride=3, **arguments):
-    clock, run = Clock(monkeypatch), make_run()
+    clock = Clock(monkeypatch)
+    run = make_run()
     motor = Motor(clock, run, stride)
 
     def make(name, algorithm, problem, draw, generator, state, steps, budget_s):
