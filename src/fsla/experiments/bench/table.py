@@ -193,7 +193,7 @@ def _stepper(c: Case, problem: Oracles, algorithm: Algorithm, samples: str, engi
 
     counted = Counted(copy(problem))  # a problem finds out what is asked of it, and remembers
     motor, state = make_engine(engine, algorithm, counted, draw, c.generator, algorithm.init(problem, c.at, draw()))
-    held = [state]
+    held = [motor.advance(state, 4)]  # an engine captures its step, and compares it, at its first steps
 
     def advance(n: int) -> None:
         held[0] = motor.advance(held[0], n)
