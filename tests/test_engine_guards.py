@@ -183,7 +183,7 @@ READERS = {
     "dlpack": lambda w: np.from_dlpack(w.detach()).sum() > -0.7,
     "repr": lambda w: repr(w.detach().sum() > -0.7) == "tensor(True)",
     "item": lambda w: w.sum().item() > -0.7,
-    "float": lambda w: float(w.sum()) > -0.7,
+    "float": lambda w: float(w.detach().sum()) > -0.7,
     "if": lambda w: bool(w.sum() > -0.7),
     "index": lambda w: [False, True][(w.sum() > -0.7).long()],
     "nonzero": lambda w: len(torch.nonzero(w > -0.3)) > 1,

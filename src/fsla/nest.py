@@ -68,6 +68,9 @@ def tensors(x: object) -> list[Tensor]:
 
 
 def copy_into(to: object, source: object) -> None:
-    """Writes the tensors of one nest into those of another of the same form."""
+    """Writes the tensors of one nest into those of another of the same form, which they may look into."""
+    targets, values = tensors(to), tensors(source)
+    written = {t.untyped_storage().data_ptr() for t in targets}
     with torch.no_grad():
-        torch._foreach_copy_(tensors(to), tensors(source))
+        values = [v.clone() if v.untyped_storage().data_ptr() in written else v for v in values]
+        torch._foreach_copy_(targets, values)

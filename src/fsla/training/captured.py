@@ -85,14 +85,11 @@ class Captured:
 
     def _unavailable(self, error: Exception, *, must_raise: bool) -> None:
         """Goes on with the next best engine, or raises."""
+        message = f"Engine {self.name!r} is unavailable: {reason(error)}"
         if must_raise:
-            raise (
-                error
-                if isinstance(error, CaptureError)
-                else CaptureError(f"Engine {self.name!r} is unavailable: {reason(error)}")
-            ) from error
+            raise CaptureError(message) from error
         worse = "graph" if self.name == "compile" else "eager"
-        warn(f"Engine {self.name!r} is unavailable: {reason(error)} Using {worse!r}.")
+        warn(f"{message} Using {worse!r}.")
         self.name = worse
 
     def _give_up(self, why: str, k: int, doubtful: int | None) -> None:

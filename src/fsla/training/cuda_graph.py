@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -30,16 +29,9 @@ OFTEN = 256
 """One in so many is compared from then on."""
 
 
-class Recorder(Protocol):
-    """What captures work for the device."""
+class Recorder:
+    """Captures work for the device."""
 
-    def warm_up(self, work: Callable[[], None]) -> None: ...
-    def record(self, work: Callable[[], None]) -> Callable[[], None]:
-        """Returns what does the work again; the work itself is not done."""
-        ...
-
-
-class CudaRecorder:
     def __init__(self, generator: torch.Generator) -> None:
         self._generator = generator
 
@@ -55,6 +47,7 @@ class CudaRecorder:
         torch.cuda.current_stream(device).wait_stream(side)
 
     def record(self, work: Callable[[], None]) -> Callable[[], None]:
+        """Returns what does the work again; the work itself is not done."""
         graph = torch.cuda.CUDAGraph()
         graph.register_generator_state(self._generator)
         with torch.cuda.graph(graph):
@@ -78,7 +71,7 @@ class CudaGraph(Captured):
     ) -> None:
         super().__init__(name, algorithm, problem, draw, lenient=lenient)
         self._generator = generator
-        self._recorder = recorder or CudaRecorder(generator)
+        self._recorder = recorder or Recorder(generator)
         self._drawn: list[Sample] = []
         """Samples that were drawn to see whether they repeat, and did not."""
         self._replay: Callable[[], None] | None = None
@@ -112,10 +105,8 @@ class CudaGraph(Captured):
                 wrong = self._wrong(*before) if before else None
             except Exception as error:
                 wrong = f"The captured step failed ({reason(error)})"
-            if (
-                wrong is not None
-            ):  # all that was drawn is the generator's: this call begins anew, without captured steps
-                self._generator.set_state(begin)
+            if wrong is not None:
+                self._generator.set_state(begin)  # the steps of this call are all taken anew
                 since = self._since if self._replayed else state.k
                 self._give_up(wrong, state.k, min(since, state.k))
                 return state
@@ -204,10 +195,11 @@ class CudaGraph(Captured):
                 "What is drawn must come from the generator alone, on its device: the draw is captured with the step, "
                 "and a batch from elsewhere, such as a DataLoader, would be replayed for ever."
             )
-        if getattr(self._drawn[0], "seed", None) is not None:
-            raise CaptureError("A sample with a seed is different at every step, and its draw cannot be captured.")
+        seed = getattr(self._drawn[0], "seed", None)
         self._drawn.clear()
         self._generator.set_state(random)
+        if seed is not None:
+            raise CaptureError("A sample with a seed cannot be captured: it has another one at every step.")
 
     def _sent(self, steps: range) -> Tensor:
         """The rates of some steps, a row for each, on the device."""

@@ -24,7 +24,7 @@ from fsla.sample import Sample
 from fsla.solver import State
 from fsla.training.parts import Run, SideBySide, split
 from fsla.training.simplify import simplify
-from fsla.training.torch_private import compile_program, mutates, trace, watching
+from fsla.training.torch_private import compile_program, mutates, trace, watching, without_mutation
 
 Move = Callable[[State, Sample, Rates], State]
 
@@ -55,9 +55,7 @@ class Program:
             return out
 
         try:
-            module = trace(flat, example)
-            if any(map(mutates, module.graph.nodes)):
-                module = trace(torch.func.functionalize(module, remove="mutations"), example)
+            module = without_mutation(trace(flat, example), example)
         except Exception as error:
             first = (str(error).strip() or type(error).__name__).splitlines()[0]
             raise CaptureError(
@@ -85,7 +83,7 @@ class Program:
             self.compiled = SideBySide(parts, compile_program, self._device)
 
     def run(self, state: Sequence[Tensor], rates: Sequence[Tensor], xi: Sequence[Tensor]) -> list[Tensor]:
-        """The tensors of the next state."""
+        """The tensors of the next state, by the compiled program where there is one."""
         with torch.no_grad():
             return list((self.compiled or self._module.forward)(*state, *rates, *xi, *self._held))
 

@@ -35,6 +35,13 @@ def trace(f: Callable[..., object], example: Sequence[Tensor]) -> fx.GraphModule
     return make_fx(f)(*example)
 
 
+def without_mutation(module: fx.GraphModule, example: Sequence[Tensor]) -> fx.GraphModule:
+    """The same program, with x + y in the place of x.add_(y)."""
+    if not any(map(mutates, module.graph.nodes)):
+        return module
+    return trace(torch.func.functionalize(module, remove="mutations"), example)
+
+
 def compile_program(module: fx.GraphModule, example: Sequence[Tensor]) -> Callable[..., Sequence[Tensor]]:
     with _needing("torch._inductor.compile"):
         from torch._inductor import compile as compile_with_inductor  # seconds to import

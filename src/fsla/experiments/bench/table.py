@@ -182,7 +182,7 @@ def _stepper(c: Case, problem: Oracles, algorithm: Algorithm, samples: Mode, eng
 
     counted = Counted(problem)
     motor, state = make_engine(engine, algorithm, counted, draw, c.generator, algorithm.init(problem, c.at, draw()))
-    held = [state]
+    held = [motor.advance(state, 4)]  # an engine captures its step, and compares it, at its first steps
 
     def advance(n: int) -> None:
         held[0] = motor.advance(held[0], n)
