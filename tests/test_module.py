@@ -17,10 +17,27 @@ def test_a_network_becomes_a_function_of_its_parameters():
 
 def test_a_missing_or_misspelt_name_is_an_error():
     omega, net = fsla.functional(nn.Linear(3, 2))
-    with pytest.raises(RuntimeError, match="bias"):
+    with pytest.raises(ValueError, match=r"lacks \['bias'\]"):
         net({"weight": omega["weight"]}, torch.ones(1, 3))
-    with pytest.raises(RuntimeError, match="biass"):
+    with pytest.raises(ValueError, match=r"\['biass'\] are unknown"):
         net({**omega, "biass": omega["bias"]}, torch.ones(1, 3))
+
+
+def test_a_parameter_that_is_registered_later_is_never_used_in_silence():
+    model = nn.Sequential(nn.Linear(3, 2))
+    omega, net = fsla.functional(model)
+    model.append(nn.Linear(2, 2))
+    with pytest.raises(ValueError, match="must not be given new parameters or parts"):
+        net(omega, torch.ones(1, 3))
+
+
+def test_the_model_has_its_own_parameters_back_after_an_error():
+    model = nn.Linear(3, 2)
+    own = list(model.parameters())
+    omega, net = fsla.functional(model)
+    with pytest.raises(RuntimeError):
+        net(omega, torch.ones(1, 4))
+    assert all(a is b for a, b in zip(model.parameters(), own, strict=True))
 
 
 def test_frozen_parameters_buffers_and_tied_weights():

@@ -59,7 +59,10 @@ class Jacobi:
         v, v_memory = self.v_update.init(zeros_like(at.omega))
         lam, lam_memory = self.lam_update.init(at.lam)
         at = Point(lam, omega)
-        inner: dict[str, Any] = {"omega": omega_memory, "v": v_memory, "before": None, "d_omega": None, "d_v": None}
+        d_omega, d_v = (
+            None if isinstance(f, Unfiltered) else zeros_like(omega) for f in (self.omega_filter, self.v_filter)
+        )
+        inner: dict[str, Any] = {"omega": omega_memory, "v": v_memory, "before": None, "d_omega": d_omega, "d_v": d_v}
         d = zeros_like(lam)
         if self._looks_back:
             first = _Directions(Seeded(problem, xi), xi)
@@ -78,8 +81,8 @@ class Jacobi:
         new = (at, v)
         old = new if memory["before"] is None else memory["before"]
         found = _Directions(problem if xi.seed is None else Seeded(problem, xi), xi)
-        d_omega = self.omega_filter(found.omega, new, old, _start(memory["d_omega"], at.omega), rate.eta)
-        d_v = self.v_filter(found.v, new, old, _start(memory["d_v"], at.omega), rate.eta)
+        d_omega = self.omega_filter(found.omega, new, old, _known(memory["d_omega"], at.omega), rate.eta)
+        d_v = self.v_filter(found.v, new, old, _known(memory["d_v"], v), rate.eta)
         d = self.lam_filter(found.lam, new, old, state.d, rate.eta)
         omega, omega_memory = self.omega_update(at.omega, d_omega, rate.tau, memory["omega"])
         v, v_memory = self.v_update(v, d_v, rate.beta, memory["v"])
@@ -94,8 +97,9 @@ class Jacobi:
         return State(state.k + 1, Point(lam, omega), inner, v, d, outer)
 
 
-def _start(d: Tree | None, like: Tree) -> Tree:
-    return zeros_like(like) if d is None else d
+def _known(d: Tree | None, unread: Tree) -> Tree:
+    """The direction so far; a filter that keeps none reads none, and any tree of the form will do."""
+    return unread if d is None else d
 
 
 class _Directions:

@@ -17,7 +17,6 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 from torch.utils import checkpoint as checkpointing
 
 from fsla.checks import pick
@@ -32,18 +31,6 @@ if not hasattr(checkpointing, _GENERATOR):
         f"fsla needs torch.utils.checkpoint.{_GENERATOR}, which torch {torch.__version__} has not: without it networks "
         "with activation checkpoints would give wrong gradients. Use a torch that was tested, from 2.9 to 2.13."
     )
-
-
-class _Part(nn.Module):
-    """A function that is called with the parameters of a model in another's place."""
-
-    def __init__(self, model: nn.Module, function: Callable[..., Any]) -> None:
-        super().__init__()
-        self.model = model
-        self._function = function
-
-    def forward(self, *inputs: Any, **named: Any) -> Any:
-        return self._function(*inputs, **named)
 
 
 def functional(model: nn.Module, *, batch_norm: BatchNorm | None = None) -> tuple[Tree, Network]:
@@ -69,49 +56,60 @@ def functional(model: nn.Module, *, batch_norm: BatchNorm | None = None) -> tupl
     omega = {name: p.detach().clone() for name, p in model.named_parameters() if p.requires_grad}
     if not omega:
         raise ValueError("model must have at least one parameter that requires a gradient. Got none.")
-    return omega, Network(model, {name: t.shape for name, t in omega.items()}, batch_norm)
+    return omega, Network(model, omega, batch_norm)
 
 
 class Network:
     """A network as a function of its trainable parameters: ``net(omega, *inputs)``."""
 
-    def __init__(self, model: nn.Module, shapes: dict[str, torch.Size], batch_norm: BatchNorm | None) -> None:
+    def __init__(self, model: nn.Module, omega: Tree, batch_norm: BatchNorm | None) -> None:
         self._model = model
-        self._shapes = shapes
+        self._shapes = {name: t.shape for name, t in omega.items()}
         self._batch_norm = batch_norm
-        self._modules = [(name or "the model", m) for name, m in model.named_modules()]
+        self._places = _places(model)
+        self._members = _members(model)
+        named = [(name or "the model", m) for name, m in model.named_modules()]
+        self._normalising = [(name, m) for name, m in named if _has_statistics(m)]
+        self._dropping = [(name, m) for name, m in named if isinstance(m, nn.modules.dropout._DropoutNd)]
         self._tried: set[tuple[bool, bool]] = set()
         self._refuse_statistics()
 
     def __call__(self, omega: Tree, *inputs: Any, **named: Any) -> Any:
         self._refuse_statistics()
         self._refuse_draws()
-        for name, t in omega.items():
-            if t.shape != self._shapes.get(name, t.shape):  # it might broadcast
-                raise ValueError(
-                    f"omega[{name!r}] must have shape {tuple(self._shapes[name])}. Got {tuple(t.shape)} instead."
-                )
-        with self._policy():
+        self._check(omega)
+        with self._policy(), self._swapped(omega):
             key = (self._model.training, seeded.get())
             if key in self._tried:
-                return self._call(omega, inputs, named)
+                return self._model(*inputs, **named)
             self._tried.add(key)
-            return self._first_call(omega, inputs, named)
+            return self._first_call(inputs, named)
 
     @torch.no_grad()
     def track(self, omega: Tree, *inputs: Any, **named: Any) -> None:
         """Moves the running statistics once, as a training pass at ω would: call it once a step, on the inner batch."""
-        self._call(omega, inputs, named)
+        self._check(omega)
+        with self._swapped(omega):
+            self._model(*inputs, **named)
 
-    def _call(self, omega: Tree, inputs: tuple[Any, ...], named: dict[str, Any]) -> Any:
-        fixed = {name: p.detach() for name, p in self._model.named_parameters() if not p.requires_grad}
-        values = {**fixed, **dict(self._model.named_buffers()), **omega}
-        with self._recomputing(values):
-            return functional_call(self._model, values, inputs, named, strict=True)
+    def _check(self, omega: Tree) -> None:
+        if omega.keys() != self._shapes.keys():
+            missing = sorted(self._shapes.keys() - omega.keys())
+            unknown = sorted(omega.keys() - self._shapes.keys())
+            raise ValueError(
+                f"omega must have the network's trainable parameters. It lacks {missing}, and {unknown} are unknown."
+            )
+        for name, t in omega.items():
+            if t.shape != self._shapes[name]:  # it might broadcast
+                raise ValueError(
+                    f"omega[{name!r}] must have shape {tuple(self._shapes[name])}. Got {tuple(t.shape)} instead."
+                )
+        if _members(self._model) != self._members:
+            raise ValueError("The network must not be given new parameters or parts after fsla.functional(model).")
 
     @contextmanager
-    def _recomputing(self, values: Tree) -> Iterator[None]:
-        """Has activation checkpoints recompute with these values.
+    def _swapped(self, omega: Tree) -> Iterator[None]:
+        """Has the model compute with ω, tied weights too, and its activation checkpoints recompute with ω.
 
         A checkpoint runs its part of the network again during the backward pass, when the model has its own parameters
         back: without this the gradients would be those of another point, and nothing would say so.
@@ -119,27 +117,29 @@ class Network:
         original = getattr(checkpointing, _GENERATOR)
 
         def generator(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-            part = _Part(self._model, function)
-            own = {f"model.{name}": t for name, t in values.items()}
-
             def again(*inputs: Any, **named: Any) -> Any:
-                with self._policy(), self._recomputing(values):
-                    return functional_call(part, own, inputs, named, strict=True)
+                with self._policy(), self._swapped(omega):
+                    return function(*inputs, **named)
 
             return original(again, *args, **kwargs)
 
+        own = [parameters[key] for parameters, key, _ in self._places]
         setattr(checkpointing, _GENERATOR, generator)
         try:
+            for parameters, key, name in self._places:
+                parameters[key] = omega[name]
             yield
         finally:
             setattr(checkpointing, _GENERATOR, original)
+            for (parameters, key, _), parameter in zip(self._places, own, strict=True):
+                parameters[key] = parameter
 
-    def _first_call(self, omega: Tree, inputs: tuple[Any, ...], named: dict[str, Any]) -> Any:
+    def _first_call(self, inputs: tuple[Any, ...], named: dict[str, Any]) -> Any:
         """The first call in a mode: does it draw or write anything?"""
         buffers = dict(self._model.named_buffers())
         versions = {name: b._version for name, b in buffers.items()}
         random = _random_state()
-        out = self._call(omega, inputs, named)
+        out = self._model(*inputs, **named)
         drew = not all(torch.equal(a, b) for a, b in zip(random, _random_state(), strict=True))
         if drew and not seeded.get():
             raise ValueError(f"{_ALONE}, but it draws random numbers on each pass. {_SEED}")
@@ -151,7 +151,7 @@ class Network:
     @contextmanager
     def _policy(self) -> Iterator[None]:
         """Switches the layers with running statistics as the policy has it, for one call."""
-        moving = [] if self._batch_norm is None else [m for _, m in self._modules if m.training and _has_statistics(m)]
+        moving = [] if self._batch_norm is None else [m for _, m in self._normalising if m.training]
         flag = "track_running_stats" if self._batch_norm == "batch" else "training"
         for m in moving:
             setattr(m, flag, False)
@@ -164,8 +164,8 @@ class Network:
     def _refuse_statistics(self) -> None:
         if self._batch_norm is not None:
             return
-        for name, m in self._modules:
-            if m.training and _has_statistics(m):
+        for name, m in self._normalising:
+            if m.training:
                 raise ValueError(
                     f"{_ALONE}, but {name!r} ({type(m).__name__}) in training mode moves its running statistics on "
                     'each pass. Say fsla.functional(model, batch_norm="batch") for batch statistics in every pass or '
@@ -176,8 +176,8 @@ class Network:
     def _refuse_draws(self) -> None:
         if seeded.get():
             return
-        for name, m in self._modules:
-            if m.training and isinstance(m, nn.modules.dropout._DropoutNd) and m.p > 0:
+        for name, m in self._dropping:
+            if m.training and m.p > 0:
                 raise ValueError(
                     f"{_ALONE}, but {name!r} ({type(m).__name__}) in training mode draws a new mask on each pass. "
                     f"{_SEED}"
@@ -187,6 +187,30 @@ class Network:
 _ALONE = "The network must be a function of omega and the batch alone"
 _SEED = "Give the sample a seed, as in Sample.draw(..., seed=k), which fixes the mask, or call model.eval()."
 _EVAL = "Call model.eval(), or keep what changes out of the network."
+
+
+def _places(model: nn.Module) -> list[tuple[dict[str, Any], str, str]]:
+    """Where the trainable parameters stand: the dictionary of a module, the key in it, and the name in ω.
+
+    This is what torch.func.functional_call finds out at each call, which takes a third of a pass on a deep network.
+    """
+    names = {id(p): name for name, p in model.named_parameters() if p.requires_grad}
+    return [
+        (m._parameters, key, names[id(p)])
+        for m in model.modules()
+        for key, p in m._parameters.items()
+        if p is not None and id(p) in names
+    ]
+
+
+def _members(model: nn.Module) -> int:
+    """How many parameters and parts the model has, counted cheaply."""
+    parts = [model]
+    total = 0
+    for m in parts:
+        total += len(m._parameters) + len(m._modules)
+        parts += [child for child in m._modules.values() if child is not None]
+    return total
 
 
 def _random_state() -> list[Tensor]:
