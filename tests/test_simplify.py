@@ -26,6 +26,32 @@ def count(graph, *targets):
     return sum(node.target in targets for node in graph.nodes)
 
 
+def test_what_is_computed_twice_is_computed_once():
+    def f(x, i):
+        return [x[i].exp() + 1, x[i].exp() * 2]
+
+    graph = both(f, normal(5, 3), torch.tensor([0, 2]))
+    assert count(graph, aten.index.Tensor) == count(graph, aten.exp.default) == 1
+
+
+def test_numbers_of_another_type_are_other_arguments():
+    def f(x):
+        return [torch.full((3,), 1), torch.full((3,), 1.0), torch.full((3,), True), x + 1]
+
+    both(f, normal(3))
+
+
+def test_products_are_merged_where_their_results_are_read_late():
+    def f(x, a, bias):
+        first = torch.addmm(bias, x, a)
+        second = x @ (a.exp() + 1)
+        third = x @ second
+        return [first + 1, second, third, x @ (second + 1)]
+
+    graph = both(f, normal(4, 4), normal(4, 3, seed=1), normal(3, seed=2))
+    assert count(graph, aten.mm.default, aten.addmm.default) == 2
+
+
 def test_thin_products_with_one_operand_are_one_product():
     def f(x, a, b, c, bias):
         left = torch.addmm(bias, x, a), x @ b, x @ c.t()

@@ -64,8 +64,9 @@ class Program:
             ) from error
         if any(map(mutates, module.graph.nodes)):
             raise CaptureError("The step cannot be captured: it writes into a tensor that it holds.")
-        simplify(module.graph)
         self._held = _held_as_arguments(module)
+        simplify(module.graph)
+        module.recompile()
         self._module = module
         self.compiled: Run | None = None
 
@@ -162,5 +163,4 @@ def _held_as_arguments(module: fx.GraphModule) -> list[Tensor]:
             held[id(tensor)] = tensor, last
         node.replace_all_uses_with(held[id(tensor)][1])
         graph.erase_node(node)
-    module.recompile()
     return [tensor for tensor, _ in held.values()]

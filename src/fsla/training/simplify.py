@@ -1,6 +1,7 @@
 """Simplifications of a program without mutation, each of which leaves its numbers as they are, to rounding.
 
 drop_zeros         x + 0 becomes x, where the 0 follows from a tangent that is not there
+merge_repeats      what is computed twice from the same operands, such as a batch's rows of the data, is computed once
 merge_products     x @ A and x @ B become x @ [A B]: products with one operand in common are one product
 """
 
@@ -25,6 +26,7 @@ def simplify(graph: fx.Graph) -> None:
             graph.erase_node(node)
     graph.eliminate_dead_code()
     drop_zeros(graph)
+    merge_repeats(graph)
     merge_products(graph)
     graph.eliminate_dead_code()
 
@@ -60,45 +62,69 @@ def _is_zero(node: fx.Node, zero: set[fx.Node]) -> bool:
     return False
 
 
+def merge_repeats(graph: fx.Graph) -> None:
+    first: dict[str, fx.Node] = {}
+    for node in list(graph.nodes):
+        if node.op == "call_function" and "empty" not in str(node.target):
+            same = first.setdefault(f"{node.target} {node.args} {node.kwargs}", node)  # 1 and 1.0 are not the same
+            if same is not node:
+                node.replace_all_uses_with(same)
+                graph.erase_node(node)
+
+
 def merge_products(graph: fx.Graph) -> None:
-    """Merges matrix products x @ A_i, and A_i @ x, with one x, where all A_i are there before the first of them."""
+    """Merges matrix products x @ A_i, and A_i @ x, with one x, where all A_i are there before any result is read."""
     for side in (0, 1):
         of_one: dict[fx.Node, list[fx.Node]] = {}
         for node in graph.nodes:
             if node.target in (aten.mm.default, aten.addmm.default) and not node.kwargs and _size(node, side) <= THIN:
                 of_one.setdefault(_factor(node, side), []).append(node)
         for products in of_one.values():
-            while len(products) > 1:
-                at = {node: i for i, node in enumerate(graph.nodes)}
-                ready = [p for p in products if at[_looked_at(_factor(p, 1 - side))] < at[products[0]]]
-                if len(ready) > 1:
-                    _merge(graph, ready, side, at)
-                products = [p for p in products if p not in ready]
+            _merge_some(graph, products, side)
 
 
-def _merge(graph: fx.Graph, products: list[fx.Node], side: int, at: dict[fx.Node, int]) -> None:
-    first, axis = products[0], 1 - side
+def _merge_some(graph: fx.Graph, products: list[fx.Node], side: int) -> None:
+    """Merges the products with the earliest factors, as many as can be, and then those that are left."""
+    at = {node: i for i, node in enumerate(graph.nodes)}
+    arguments = max(at[node] for node in graph.nodes if node.op == "placeholder")
 
-    def before(x: fx.Node) -> fx.Node:
-        """The node itself, or if it comes after the first product, its views made anew."""
-        return x if at[x] < at[first] else graph.node_copy(x, lambda operand: before(operand))
+    def ready(product: fx.Node) -> int:
+        return max(arguments, *(at[_looked_at(_factor(product, i))] for i in (0, 1)))
 
-    with graph.inserting_before(first):
-        factors = [before(_factor(p, 1 - side)) for p in products]
-        joined = graph.call_function(aten.cat.default, (factors, axis))
-        common = _factor(first, side)
+    some = sorted(products, key=ready)
+    while len(some) > 1 and any(at[user] <= ready(some[-1]) for product in some for user in product.users):
+        some.pop()
+    if len(some) > 1:
+        _merge(graph, some, side, at, ready(some[-1]))
+    left = [product for product in products if product not in some]
+    if len(left) > 1:
+        _merge_some(graph, left, side)
+
+
+def _merge(graph: fx.Graph, products: list[fx.Node], side: int, at: dict[fx.Node, int], ready: int) -> None:
+    axis = 1 - side
+
+    def there(x: fx.Node) -> fx.Node:
+        """The node itself, or if it comes later, its views made anew."""
+        return x if at[x] <= ready else graph.node_copy(x, there)
+
+    following = list(graph.nodes)[ready + 1]
+    with graph.inserting_before(following):
+        joined = graph.call_function(aten.cat.default, ([there(_factor(p, axis)) for p in products], axis))
+        common = there(_factor(products[0], side))
         merged = graph.call_function(aten.mm.default, (common, joined) if side == 0 else (joined, common))
     begin = 0
     for product in products:
         end = begin + _size(product, side)
-        with graph.inserting_before(product):
+        with graph.inserting_before(product if at[product] > ready else following):
             part = graph.call_function(aten.slice.Tensor, (merged, axis, begin, end))
             if product.target is aten.addmm.default:
                 part = graph.call_function(aten.add.Tensor, (part, _operand(product)))
         part.meta["val"] = product.meta["val"]
         product.replace_all_uses_with(part)
-        graph.erase_node(product)
         begin = end
+    for product in products:
+        graph.erase_node(product)
 
 
 def _operand(node: fx.Node, i: int = 0) -> fx.Node:
