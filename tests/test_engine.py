@@ -84,6 +84,7 @@ def sampler(name, draw, mode="grouped"):
     return sample
 
 
+@pytest.mark.filterwarnings("ignore::fsla.solver.SharedBatchWarning")
 @pytest.mark.parametrize("mode", ["forward", "reverse"])
 @pytest.mark.parametrize("samples", ["independent", "grouped", "shared"])
 @pytest.mark.parametrize("name", ALGORITHMS)

@@ -18,7 +18,7 @@ def pick(name: str, table: Mapping[str, T], what: str) -> T:
     raise ValueError(f"The {what} must be one of {', '.join(map(repr, table))}. Got {name!r} instead.{hint}")
 
 
-def whole(value: object, name: str, owner: str) -> None:
+def whole_number(value: object, name: str, owner: str) -> None:
     """Raises unless value is a whole number, at least 1."""
     if isinstance(value, bool) or not isinstance(value, int):
         raise TypeError(f"The {name!r} of {owner} must be a whole number. Got {value!r} instead.")

@@ -20,7 +20,7 @@ from typing import Any, Protocol
 import torch
 
 from fsla import linsolve
-from fsla.checks import positive, whole
+from fsla.checks import positive, whole_number
 from fsla.exact import solve_directly, solve_inner
 from fsla.formulation import Term, adjoint_recursion, apply_matrix, matrix_recursion, vector_recursion
 from fsla.linsolve import Matvec
@@ -55,7 +55,7 @@ class Tracked:
     radius: float | None = None
 
     def __post_init__(self) -> None:
-        whole(self.steps, "steps", "Tracked")
+        whole_number(self.steps, "steps", "Tracked")
         positive(self.radius, "radius", "Tracked")
 
     def hvp_batches(self, inner_steps: int) -> int:
@@ -95,7 +95,7 @@ class Neumann:
     beta: float
 
     def __post_init__(self) -> None:
-        whole(self.steps, "steps", "Neumann")
+        whole_number(self.steps, "steps", "Neumann")
         positive(self.beta, "beta", "Neumann")
 
     def __call__(self, matvec: Matvec, b: Tree) -> Tree:
@@ -111,7 +111,7 @@ class ConjugateGradient:
     tol: float | None = None
 
     def __post_init__(self) -> None:
-        whole(self.steps, "steps", "ConjugateGradient")
+        whole_number(self.steps, "steps", "ConjugateGradient")
         positive(self.tol, "tol", "ConjugateGradient")
 
     def __call__(self, matvec: Matvec, b: Tree) -> Tree:
@@ -144,7 +144,7 @@ class Unrolled(Memoryless):
 
     def __post_init__(self) -> None:
         if self.truncate is not None:
-            whole(self.truncate, "truncate", "Unrolled")
+            whole_number(self.truncate, "truncate", "Unrolled")
 
     def hvp_batches(self, inner_steps: int) -> int:
         return inner_steps

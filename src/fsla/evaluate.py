@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 
 from fsla import linsolve
-from fsla.checks import pick, positive, whole
+from fsla.checks import pick, positive, whole_number
 from fsla.differences import Differencing, StepCheck
 from fsla.estimators import ConjugateGradient, Exact, Implicit, Neumann, Tangent, Tracked, Unrolled, readout
 from fsla.exact import solve_directly, solve_inner
@@ -80,7 +80,7 @@ def hypergradient(
         seed: fixes what random layers draw.
     """
     compute = pick(method, METHODS, "method")
-    whole(steps, "steps", "hypergradient")
+    whole_number(steps, "steps", "hypergradient")
     for name, value in (("beta", beta), ("tol", tol)):
         positive(value, name, "hypergradient")
     if truncate is not None and method != "unrolled":
@@ -253,7 +253,7 @@ def check_hypergradient(
     """
     every = [steps] if isinstance(steps, int) else list(steps)
     for k in every:
-        whole(k, "steps", "check_hypergradient")
+        whole_number(k, "steps", "check_hypergradient")
     exact = hypergradient(problem, at, inner_batch, outer_batch, "exact")
     scale = float(norm(exact.value)) or 1.0
     lines = []

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from fsla.checks import whole
+from fsla.checks import whole_number
 from fsla.problem import Oracles, Point
 from fsla.sample import Sample, batch_of_step
 from fsla.tree import Scalar, Tree
@@ -39,7 +39,7 @@ class Descent:
     update: Update = field(default_factory=Plain)
 
     def __post_init__(self) -> None:
-        whole(self.steps, "steps", "Descent")
+        whole_number(self.steps, "steps", "Descent")
         if self.trail and self.update != Plain():
             raise ValueError(f"With trail, the update of Descent must be Plain(). Got {self.update} instead.")
 

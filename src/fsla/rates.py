@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from fsla.checks import whole
+from fsla.checks import whole_number
 from fsla.tree import Scalar
 
 STEEPEST = 100.0
@@ -87,7 +87,7 @@ def paper(delta: float = 1000.0, c_tau: float = 1e-3, c_beta: float = 1e-4, c_et
 
 def horizon(steps: int, delta: float, c_tau: float, c_beta: float, c_eta: float) -> Schedule:
     """The same, constant at α = δ/√K for a run of K steps: the bound of Theorem 5 then has no logarithm."""
-    whole(steps, "steps", "horizon")
+    whole_number(steps, "steps", "horizon")
     alpha = delta / math.sqrt(steps)
     return Schedule(alpha, c_tau * alpha, c_beta * alpha, c_eta * alpha)
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import fsla
-from fsla import Counted, Point, Sample, algorithms, tree
+from fsla import Batches, Counted, Point, Problem, Sample, algorithms, tree
 from fsla.problems import Quadratic
 from fsla.projection import Box
 from fsla.training.engine import make_engine
@@ -110,6 +110,27 @@ def test_it_prints_its_settings(name):
     assert "0x" not in repr(make(name))
     assert make(name) == make(name)
     assert hash(make(name)) == hash(make(name))
+
+
+def test_products_by_differences_serve_it_as_exact_ones_do(name):
+    problem, at, train, valid = network()
+    difference = Problem(problem.inner_loss, problem.outer_loss, mode="difference")
+    solver, xi = make(name), Sample.full(train, valid)
+    a, b = solver.init(problem, at, xi), solver.init(difference, at, xi)
+    for _ in range(4):
+        a, b = solver.step(problem, a, xi), solver.step(difference, b, xi)
+    for x, y in ((a.at.lam, b.at.lam), (a.at.omega, b.at.omega), (a.d, b.d)):
+        assert float(tree.norm(tree.sub(y, x)) / tree.norm(x)) < 1e-6
+
+
+def test_it_says_which_batches_it_reads(name):
+    problem, at, train, valid = ridge_logistic()
+    solver, xi = make(name), Sample.full(train, valid)
+    state = solver.init(problem, at, xi)
+    for slot, n in zip(solver.needs._fields, solver.needs, strict=True):
+        many = xi._replace(**{slot: Batches([getattr(xi, slot)] * (max(n, 1) + 1))})
+        with pytest.raises(ValueError, match=f"'{slot}' of the sample must be one batch, or Batches of {max(n, 1)}"):
+            solver.step(problem, state, many)
 
 
 @pytest.mark.parametrize("engine", ["graph", "compile"])

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fsla.checks import pick, whole
+from fsla.checks import pick, whole_number
 from fsla.data.noise import corrupt, long_tail
 from fsla.data.sets import CLASSES, Images, load
 
@@ -29,8 +29,8 @@ class TaskSpec:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        whole(self.n_train, "n_train", "TaskSpec")
-        whole(self.n_valid, "n_valid", "TaskSpec")
+        whole_number(self.n_train, "n_train", "TaskSpec")
+        whole_number(self.n_valid, "n_valid", "TaskSpec")
         pick(self.inputs, {"standard": 0, "unit": 0}, "scaling of the inputs")
 
 

@@ -13,7 +13,7 @@ import torch
 from sklearn.metrics import average_precision_score, roc_auc_score
 from torch import Tensor, nn
 
-from fsla.checks import pick, positive, whole
+from fsla.checks import pick, positive, whole_number
 from fsla.counted import Counted
 from fsla.data import CleaningTask, Images, Sampler, TaskSpec, make_task
 from fsla.experiments.methods import Bp, Fsla, Method, Oracle, number
@@ -67,12 +67,12 @@ class RunSpec:
         pick(self.model, MODELS, "model")
         pick(self.samples, SAMPLES, "sampling mode (samples)")
         for name in ("steps", "every", "batch"):
-            whole(getattr(self, name), name, "RunSpec")
+            whole_number(getattr(self, name), name, "RunSpec")
         for name in ("delta", "c_tau", "c_beta", "c_eta"):
             number(getattr(self, name), name, "RunSpec")
         positive(self.budget_s, "budget_s", "RunSpec")
         if self.budget_calls is not None:
-            whole(self.budget_calls, "budget_calls", "RunSpec")
+            whole_number(self.budget_calls, "budget_calls", "RunSpec")
 
     @property
     def name(self) -> str:

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
-from fsla.checks import pick, positive, whole
+from fsla.checks import pick, positive, whole_number
 from fsla.data import TaskSpec
 from fsla.experiments.cleaning import RunSpec
 from fsla.experiments.methods import Bp, Cg, Fsla, Method, NoCleaning, Ns, Oracle
@@ -59,7 +59,7 @@ class Panels:
 
     def runs(self, figures: tuple[str, ...], seeds: int) -> list[RunSpec]:
         """Every run that the figures need, once, the first seed of all before the second of any."""
-        whole(seeds, "seeds", "reproduce")
+        whole_number(seeds, "seeds", "reproduce")
         wanted = [panel for name in figures for panel in pick(name, self.figures, "figure")]
         specs = [spec for panel in wanted for spec in panel.runs.values()]
         return list(dict.fromkeys(spec.seeded(seed) for seed in range(seeds) for spec in specs))

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from fsla import algorithms
-from fsla.checks import pick, positive, whole
+from fsla.checks import pick, positive, whole_number
 from fsla.direction import MOMENTA
 from fsla.rates import Rates
 from fsla.solver import Algorithm
@@ -65,7 +65,7 @@ class Bp:
     kind: Literal["bp"] = field(default="bp", init=False)
 
     def __post_init__(self) -> None:
-        whole(self.T, "T", "Bp")
+        whole_number(self.T, "T", "Bp")
         pick(self.momentum, MOMENTA, "momentum")
 
     @property
@@ -94,8 +94,8 @@ class Ns:
     kind: Literal["ns"] = field(default="ns", init=False)
 
     def __post_init__(self) -> None:
-        whole(self.T, "T", "Ns")
-        whole(self.K, "K", "Ns")
+        whole_number(self.T, "T", "Ns")
+        whole_number(self.K, "K", "Ns")
         number(self.beta, "beta", "Ns")
         pick(self.momentum, MOMENTA, "momentum")
 
@@ -124,8 +124,8 @@ class Cg:
     kind: Literal["cg"] = field(default="cg", init=False)
 
     def __post_init__(self) -> None:
-        whole(self.T, "T", "Cg")
-        whole(self.K, "K", "Cg")
+        whole_number(self.T, "T", "Cg")
+        whole_number(self.K, "K", "Cg")
         pick(self.momentum, MOMENTA, "momentum")
 
     @property

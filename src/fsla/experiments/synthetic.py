@@ -24,7 +24,7 @@ from dataclasses import dataclass
 import torch
 
 from fsla import algorithms
-from fsla.checks import whole
+from fsla.checks import whole_number
 from fsla.counted import Counted
 from fsla.estimators import ConjugateGradient, Estimator, Implicit, Neumann, Unrolled
 from fsla.evaluate import DivergenceWarning, hypergradient
@@ -56,7 +56,7 @@ class SyntheticSpec:
 
     def __post_init__(self) -> None:
         for name in ("seeds", "K_max", "K_timed", "K_sequence"):
-            whole(getattr(self, name), name, "SyntheticSpec")
+            whole_number(getattr(self, name), name, "SyntheticSpec")
 
     def runs(self) -> Iterator[tuple[str, Callable[[], list[Record]]]]:
         """Yields the name of each run and the function that does it."""

@@ -8,11 +8,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor, nn
 
-from fsla.module import functional
+from fsla.module import Network, functional
 from fsla.problem import Point
 from fsla.sample import Batch
 from fsla.tree import Tree
@@ -30,12 +31,17 @@ class Reweighting:
     valid_y: Tensor
     ridge: float = 0.0
 
+    @cached_property
+    def network(self) -> tuple[Tree, Network]:
+        """ω_0 and the model as a function of ω."""
+        return functional(self.model)
+
     def start(self) -> Point:
-        omega, _ = functional(self.model)
+        omega, _ = self.network
         return Point({"weight_logits": torch.zeros(len(self.train_y), device=self.train_x.device)}, omega)
 
     def losses(self) -> WeightedProblem:
-        _, net = functional(self.model)
+        _, net = self.network
 
         def scores(omega: Tree, index: Batch) -> Tensor:
             return net(omega, self.train_x[index])  # type: ignore[no-any-return]
@@ -65,7 +71,7 @@ class Reweighting:
     @torch.no_grad()
     def scores(self, omega: Tree, x: Tensor, chunk: int = 5000) -> Tensor:
         """The model's class scores, in chunks."""
-        _, net = functional(self.model)
+        _, net = self.network
         return torch.cat([net(omega, part) for part in x.split(chunk)])  # type: ignore[no-untyped-call]
 
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from fsla.autodiff import Mode
-from fsla.checks import whole
+from fsla.checks import whole_number
 from fsla.module import Network
 from fsla.problem import Point
 from fsla.problems.transformer import sequence_losses
@@ -45,7 +45,7 @@ class TextSpec:
 
     def __post_init__(self) -> None:
         for name in ("symbols", "successors", "length", "sequences", "trusted", "held_out"):
-            whole(getattr(self, name), name, "TextSpec")
+            whole_number(getattr(self, name), name, "TextSpec")
 
 
 @dataclass(frozen=True, eq=False)

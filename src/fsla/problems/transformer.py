@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.utils.checkpoint import checkpoint
 
-from fsla.checks import whole
+from fsla.checks import whole_number
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class TransformerSize:
 
     def __post_init__(self) -> None:
         for name in ("layers", "width", "heads", "vocabulary", "context"):
-            whole(getattr(self, name), name, "TransformerSize")
+            whole_number(getattr(self, name), name, "TransformerSize")
         if self.width % self.heads:
             raise ValueError(f"The width must be a multiple of the heads. Got {self.width} and {self.heads} instead.")
         if not 0 <= self.dropout < 1:

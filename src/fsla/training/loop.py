@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import torch
 
-from fsla.checks import positive, whole
+from fsla.checks import positive, whole_number
 from fsla.nest import tensors
 from fsla.solver import State
 from fsla.training.engine import Engine, make_engine
@@ -77,11 +77,11 @@ def train(
         engine: one of the engines of `make_engine`.
         on_measure: is told each record.
     """
-    whole(steps, "steps", "train")
-    whole(every, "every", "train")
+    whole_number(steps, "steps", "train")
+    whole_number(every, "every", "train")
     for value, name in ((save_every, "save_every"), (budget_calls, "budget_calls")):
         if value is not None:
-            whole(value, name, "train")
+            whole_number(value, name, "train")
     positive(budget_s, "budget_s", "train")
     positive(growth, "growth", "train")
     if growth is not None and growth <= 1:

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from fsla.checks import pick, whole
+from fsla.checks import pick, whole_number
 from fsla.direction import MOMENTA
 from fsla.experiments.bench.cases import BATCH, IMAGES, PROBLEMS, RATES
 from fsla.problems import Synthetic
@@ -79,7 +79,7 @@ def seconds_a_step(
     pick(samples, dict.fromkeys(("independent", "grouped", "shared")), "sampling mode")
     pick(momentum, MOMENTA, "momentum")
     for value, what in ((steps, "steps"), (n, "n"), (repeats, "repeats")):
-        whole(value, what, "seconds_a_step")
+        whole_number(value, what, "seconds_a_step")
     jax, rates = _jax(), RATES[name](0)
     consts, first = start(name, n)
     steppers = partial(step, name, rates=rates, momentum=momentum), partial(sgd, name, rates=rates)

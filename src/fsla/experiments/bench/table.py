@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 
 from fsla import algorithms
-from fsla.checks import pick, whole
+from fsla.checks import pick, whole_number
 from fsla.counted import Counted
 from fsla.experiments.bench import jax_scan, peers
 from fsla.experiments.bench.cases import RATES, Case, case
@@ -64,7 +64,7 @@ def measure(
     with_peers: bool = False,
 ) -> tuple[list[Row], list[str]]:
     """The table, and a line for whatever could not be measured, with the reason."""
-    whole(rounds, "rounds", "bench")
+    whole_number(rounds, "rounds", "bench")
     rows, notes = [], list[str]()
     for name in problems:
         c = case(name, device)

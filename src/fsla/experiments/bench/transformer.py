@@ -23,7 +23,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from fsla import algorithms
 from fsla.autodiff import Mode
-from fsla.checks import whole
+from fsla.checks import whole_number
 from fsla.experiments.bench.memory import peak_mb
 from fsla.experiments.bench.race import Key, Report, Row, race, reason, wait
 from fsla.jacobi import Jacobi
@@ -181,7 +181,7 @@ def measure_transformer(
 
     With `autocast`, everything but exact products is also measured under bfloat16.
     """
-    whole(rounds, "rounds", "bench")
+    whole_number(rounds, "rounds", "bench")
     plain = "float32"
     if device.type == "cuda" and torch.get_float32_matmul_precision() != "highest":
         plain = "tf32"
