@@ -114,7 +114,7 @@ def test_the_price_of_a_step_is_what_is_counted(method):
 def test_shared_batches_reach_the_method():
     task = make_task(TINY.task)
     shared, _ = prepare(replace(TINY, samples="shared"), task)
-    assert len({id(batch) for batch in shared.draw()}) == 2
+    assert len({id(batch) for batch in shared.draw().batches}) == 2
 
 
 def test_the_checksum_is_of_the_data():
