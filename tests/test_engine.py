@@ -235,7 +235,7 @@ def test_a_state_of_another_form_gets_its_own_program():
 @pytest.mark.parametrize("part", ["lam", "omega", "v", "d"])
 def test_rounding_agrees_and_more_does_not(part, dtype, tolerance, change, good):
     problem, at, draw, _ = cleaning(dtype, convolution=False)
-    algorithm = fsla.algorithms.fsla(fsla.rates.constant(0.1, 0.1, 0.1, 0.5))
+    algorithm = fsla.algorithms.fsla(fsla.rates.constant(50.0, 0.1, 0.1, 0.5))
     xi = sampler("fsla", draw)()
     state = algorithm.step(problem, algorithm.init(problem, at, xi), xi)
     after = algorithm.step(problem, state, xi)

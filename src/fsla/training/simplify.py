@@ -91,8 +91,13 @@ def _merge_some(graph: fx.Graph, products: list[fx.Node], side: int) -> None:
     def ready(product: fx.Node) -> int:
         return max(arguments, *(at[_looked_at(_factor(product, i))] for i in (0, 1)))
 
+    def is_read_too_early(product: fx.Node) -> bool:
+        """Whether another factor is made of this product, or anything else is before all factors are ready."""
+        factors = [_looked_at(_factor(p, 1 - side)) for p in some]
+        return product in factors or any(at[user] <= ready(some[-1]) for user in product.users)
+
     some = sorted(products, key=ready)
-    while len(some) > 1 and any(at[user] <= ready(some[-1]) for product in some for user in product.users):
+    while len(some) > 1 and any(map(is_read_too_early, some)):
         some.pop()
     if len(some) > 1:
         _merge(graph, some, side, at, ready(some[-1]))
