@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -73,6 +74,40 @@ def synthetic(out: Out, seeds: Seeds = 20) -> None:
     text = markdown(spec, summary)
     write_text(out / "summary.md", text)
     _show(out, text.split("## Hessian-vector products")[0], draw(out, records))
+
+
+@reproduce.command()
+def sources(
+    out: Out,
+    scale: Annotated[
+        str, typer.Option(help="'smoke': a minute on a laptop. 'full': GPT-2's small size, for a GPU.")
+    ] = "smoke",
+    seeds: Annotated[int, typer.Option(min=1, help="Number of runs with other text and another start.")] = 1,
+    device: Device = "auto",
+) -> None:
+    """Not in the paper: the weights of ten sources of text, learnt while a transformer trains on them.
+
+    Where the folder has its records, only summary and figure are made again.
+    """
+    from fsla.experiments.reproduce import device_of
+    from fsla.experiments.sources import reproduce
+
+    with _bar() as progress:
+        task = progress.add_task("sources", total=None)
+        records, summary, text = reproduce(
+            out,
+            scale,
+            seeds,
+            device_of(device),
+            lambda name, k, steps: progress.update(task, description=name, completed=k, total=steps),
+        )
+    figures: list[Path] = []
+    if find_spec("matplotlib"):  # where it is missing, the same command draws the figure elsewhere
+        from fsla.plots.sources import draw
+
+        figures = draw(out, records)
+    _show(out, text, figures)
+    print(json.dumps(summary))
 
 
 def _cleaning(group: str, out: Path, scale: str, seeds: int, more: dict[str, Any]) -> None:
@@ -164,19 +199,11 @@ def bench(
     """
     import torch
 
-    from fsla.checks import pick
     from fsla.experiments import bench as benchmark
     from fsla.experiments.reproduce import device_of
-    from fsla.training.engine import ENGINES
 
-    names, chosen, varied = problems.split(","), engines.split(","), [x for x in scaling.split(",") if x]
-    for given, table, what in (
-        (names, (*benchmark.PROBLEMS, "transformer"), "problem"),
-        (chosen, ENGINES[1:], "engine"),
-        (varied, tuple(benchmark.SCALINGS), "scaling"),
-    ):
-        for name in given:
-            pick(name, dict.fromkeys(table), what)
+    names, chosen, varied = (tuple(x for x in text.split(",") if x) for text in (problems, engines, scaling))
+    asked = benchmark.Asked(names, chosen, varied, rounds, peers, autocast)
     if json_file is not None:
         json_file.parent.mkdir(parents=True, exist_ok=True)  # now, rather than after minutes of measuring
     torch.set_num_threads(threads)
@@ -184,18 +211,9 @@ def bench(
         torch.set_float32_matmul_precision("high")
     on = device_of(device)
     with console.status("") as status:
-        small = tuple(name for name in names if name != "transformer")
-        rows, notes = benchmark.measure(small, rounds, on, status.update, engines=tuple(chosen), with_peers=peers)
-        if "transformer" in names:
-            more = benchmark.measure_transformer(rounds, on, status.update, engines=tuple(chosen), autocast=autocast)
-            rows += more[0]
-            notes += more[1]
-        for name in varied:
-            rows += benchmark.scaling(name, rounds, on, status.update)
-    for line in benchmark.lines(rows):
+        rows, notes = asked.measured(on, status.update)
+    for line in (*benchmark.lines(rows), *notes):
         console.print(line, highlight=False, soft_wrap=True)
-    for note in notes:
-        console.print(note, highlight=False, soft_wrap=True)
     if json_file is not None:
         benchmark.save(json_file, rows, str(on), notes)
         console.print(str(json_file), highlight=False, soft_wrap=True)
