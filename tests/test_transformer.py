@@ -177,6 +177,19 @@ def test_under_autocast_everything_that_is_kept_stays_float32(name):
     assert problem.inner_at(state.at, BATCH).value.dtype == torch.float32
 
 
+def test_a_step_without_filters_makes_no_zeros_of_the_size_of_the_network(monkeypatch):
+    problem, at, _ = made(dtype=torch.float32)
+    xi = Sample.draw("shared", lambda: BATCH, lambda: torch.arange(6))
+    solver = algorithms.soba(constant(0.1, 1e-3, 1e-2))
+    state = solver.init(problem, at, xi)
+
+    def refuse(tree):
+        raise AssertionError("a tree of zeros was made")
+
+    monkeypatch.setattr("fsla.jacobi.zeros_like", refuse)
+    assert solver.step(problem, state, xi).is_finite()
+
+
 def test_text_follows_its_grammars_and_its_seed():
     spec = replace(SPEC, symbols=64, sequences=200, trusted=50, held_out=50, length=40)
     text = Text.draw(spec, 3)

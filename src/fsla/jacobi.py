@@ -78,8 +78,9 @@ class Jacobi:
         new = (at, v)
         old = new if memory["before"] is None else memory["before"]
         found = _Directions(problem if xi.seed is None else Seeded(problem, xi), xi)
-        d_omega = self.omega_filter(found.omega, new, old, _start(memory["d_omega"], at.omega), rate.eta)
-        d_v = self.v_filter(found.v, new, old, _start(memory["d_v"], at.omega), rate.eta)
+        before_omega = _before(self.omega_filter, memory["d_omega"], at.omega)
+        d_omega = self.omega_filter(found.omega, new, old, before_omega, rate.eta)
+        d_v = self.v_filter(found.v, new, old, _before(self.v_filter, memory["d_v"], at.omega), rate.eta)
         d = self.lam_filter(found.lam, new, old, state.d, rate.eta)
         omega, omega_memory = self.omega_update(at.omega, d_omega, rate.tau, memory["omega"])
         v, v_memory = self.v_update(v, d_v, rate.beta, memory["v"])
@@ -94,7 +95,10 @@ class Jacobi:
         return State(state.k + 1, Point(lam, omega), inner, v, d, outer)
 
 
-def _start(d: Tree | None, like: Tree) -> Tree:
+def _before(made_by: Direction, d: Tree | None, like: Tree) -> Tree:
+    """The direction of the step before: zero at the start, and any tree for a filter that does not read it."""
+    if isinstance(made_by, Unfiltered):
+        return like
     return zeros_like(like) if d is None else d
 
 
