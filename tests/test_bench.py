@@ -7,8 +7,10 @@ import sys
 import pytest
 import torch
 
-from fsla.experiments.bench import PROBLEMS, case, scaling
+from fsla.experiments.bench import PROBLEMS, Asked, case, lines, measure_transformer, race, scaling, transformer
 from fsla.experiments.bench.memory import peak_mb
+from fsla.experiments.bench.race import Key
+from fsla.experiments.bench.table import _units
 
 
 def test_the_command_prints_a_table_and_writes_rows(tmp_path):
@@ -24,6 +26,12 @@ def test_the_command_prints_a_table_and_writes_rows(tmp_path):
     assert all(r["memory_mb"] > 0 for r in rows)
     assert {r["engine"] for r in rows} == {"eager", "graph"}
     assert "soba" in done.stdout
+    by_differences = [r for r in rows if r["method"].endswith("difference")]
+    assert {(r["method"], r["momentum"]) for r in by_differences} == {
+        ("soba, difference", None),
+        ("fsla, difference", "none"),
+        ("fsla, difference", "storm"),
+    }
 
 
 def test_an_unknown_problem_gets_one_message():
@@ -36,6 +44,7 @@ def test_every_problem_has_a_step():
     for name in PROBLEMS:
         c = case(name, torch.device("cpu"))
         assert c.problem.inner_at(c.at, c.inner()).value.isfinite()
+        assert c.difference.inner_at(c.at, c.inner()).value.isfinite()
         c.sgd()(2)
 
 
@@ -56,3 +65,93 @@ def test_memory_is_that_of_the_tensors():
         b.add_(1)
 
     assert peak_mb(f, torch.device("cpu")) == pytest.approx(2.0, abs=0.01)
+
+
+class Clock:
+    """A clock that only moves when a step is taken."""
+
+    def __init__(self):
+        self.now = 0.0
+
+    def step(self, seconds):
+        def advance(n):
+            self.now += n * seconds
+
+        return advance
+
+
+def raced(monkeypatch, seconds, units):
+    clock = Clock()
+    monkeypatch.setattr(race.time, "perf_counter", lambda: clock.now)
+    timed = {key: clock.step(s) for key, s in seconds.items()}
+    rows = race.race("p", timed, units(timed), 3, 2, torch.device("cpu"), lambda text: None)
+    return dict(zip(timed, rows, strict=True))
+
+
+def test_a_compiled_step_is_counted_in_compiled_sgd_steps(monkeypatch):
+    compiled, captured, eager = (Key("sgd", engine=e) for e in ("compile", "graph", "eager"))
+    ours = {e: Key("fsla", "none", "shared", e) for e in ("compile", "graph", "eager")}
+    seconds = {captured: 2.0, compiled: 1.0, eager: 4.0, ours["graph"]: 6.0, ours["compile"]: 5.0, ours["eager"]: 8.0}
+    rows = raced(monkeypatch, seconds, _units)
+    assert [(rows[k].ratio, rows[k].unit, rows[k].plain_ratio) for k in ours.values()] == [
+        (5.0, "sgd, compile", 2.5),
+        (3.0, "sgd, graph", None),
+        (4.0, "sgd, graph", None),
+    ]
+    assert rows[compiled].ratio == rows[captured].ratio == 1.0
+    del seconds[compiled]
+    assert raced(monkeypatch, seconds, _units)[ours["compile"]].ratio == 2.5
+    assert rows[ours["compile"]].ms == pytest.approx(5000)
+    del seconds[captured]
+    assert raced(monkeypatch, seconds, _units)[ours["eager"]].ratio == 2.0
+
+
+def test_the_transformer_is_counted_in_adamw_steps():
+    rows, notes = measure_transformer(1, torch.device("cpu"), lambda text: None, autocast=True)
+    assert not notes
+    found = {(r.method, r.precision): r for r in rows}
+    for precision in ("float32", "bfloat16"):
+        assert found["adamw", precision].ratio == found["adamw", precision].peak_ratio == 1.0
+        assert found["soba, difference", precision].unit == "adamw"
+        assert found["fsla, difference", precision].momentum == "none"
+    assert found["soba, exact", "float32"].peak_ratio > found["soba, difference", "float32"].peak_ratio > 0
+    assert ("soba, exact", "bfloat16") not in found
+    assert all(r.peak_mb > r.memory_mb > 0 for r in rows)
+    assert len(lines(rows)) == len(rows) + 1
+
+
+def test_the_states_of_a_run_are_part_of_its_peak():
+    setting = transformer.Setting.on(torch.device("cpu"), None)
+    run = transformer.AdamWRun(setting, compiled=False)
+    run.advance(1)
+    n = sum(t.numel() for t in setting.weights().values())
+    assert sum(t.numel() for t in run.held()) == pytest.approx(3 * n, rel=0.01)  # parameters and two moments
+    ours = transformer.BilevelRun(
+        setting, setting.network(compiled=False), transformer._ALGORITHMS["soba"], "difference"
+    )
+    ours.advance(1)
+    assert sum(t.numel() for t in ours.held()) == pytest.approx(2 * n, rel=0.01)  # ω and v
+    ours.move(torch.device("cpu"))
+    ours.advance(1)
+
+
+def test_what_cannot_be_measured_is_noted(monkeypatch):
+    class Fails:
+        def init(self, problem, at, xi):
+            raise torch.cuda.OutOfMemoryError("CUDA out of memory\nand more lines")
+
+    monkeypatch.setitem(transformer._ALGORITHMS, "fsla", Fails())
+    rows, notes = measure_transformer(1, torch.device("cpu"), lambda text: None)
+    assert {r.method for r in rows} == {"adamw", "soba, exact", "soba, difference", "soba with adam, difference"}
+    assert notes[0] == "transformer: fsla, exact, none, shared, eager, float32: CUDA out of memory"
+    assert len(notes) == 2
+
+
+def test_what_is_asked_for_is_checked_at_once():
+    for problems, engines, scalings, text in (
+        (("transfomer",), (), (), "Did you mean 'transformer'"),
+        (("cnn",), ("auto",), (), "engine must be one of"),
+        (("cnn",), ("eager",), ("k",), "scaling must be one of"),
+    ):
+        with pytest.raises(ValueError, match=text):
+            Asked(problems, engines, scalings)

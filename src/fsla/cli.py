@@ -90,6 +90,36 @@ def _synthetic(out: Path, seeds: int) -> None:
     _show(out, summary, draw(out, records))
 
 
+@reproduce.command()
+@interruptible(RESUMES)
+def sources(
+    out: Out,
+    scale: Annotated[
+        str, typer.Option(help="'smoke': a minute on a laptop. 'full': GPT-2's small size, for a GPU.")
+    ] = "smoke",
+    seeds: Annotated[int, typer.Option(min=1, help="Number of runs with other text and another start.")] = 1,
+    device: Device = "auto",
+) -> None:
+    """Not in the paper: the weights of ten sources of text, learnt while a transformer trains on them.
+
+    Where the folder has its records, only summary and figure are made again.
+    """
+    from fsla.experiments.reproduce import device_of
+    from fsla.experiments.sources import reproduce
+    from fsla.plots.sources import draw
+
+    with run_bar() as progress:
+        task = progress.add_task("sources", total=None)
+        records, summary = reproduce(
+            out,
+            scale,
+            seeds,
+            device_of(device),
+            lambda name, k, steps: progress.update(task, description=name, completed=k, total=steps),
+        )
+    _show(out, summary, draw(out, records))
+
+
 def _cleaning(plan: Plan) -> None:
     import torch
 
@@ -189,21 +219,11 @@ def bench(
     """
     import torch
 
-    from fsla.checks import pick
     from fsla.experiments import bench as benchmark
     from fsla.experiments.reproduce import device_of
-    from fsla.training.engine import ENGINES
 
-    names = problems.split(",")
-    chosen = engines.split(",")
-    varied = [x for x in scaling.split(",") if x]
-    for given, table, what in (
-        (names, (*benchmark.PROBLEMS, "transformer"), "problem"),
-        (chosen, ENGINES[1:], "engine"),
-        (varied, tuple(benchmark.SCALINGS), "scaling"),
-    ):
-        for name in given:
-            pick(name, dict.fromkeys(table), what)
+    names, chosen, varied = (tuple(x for x in text.split(",") if x) for text in (problems, engines, scaling))
+    asked = benchmark.Asked(names, chosen, varied, rounds, peers, autocast)
     if json_file is not None:
         ensure_writable(json_file)  # now, rather than after minutes of measuring
     torch.set_num_threads(threads)
@@ -211,22 +231,9 @@ def bench(
         torch.set_float32_matmul_precision("high")
     on = device_of(device)
     with console.status("") as status:
-
-        def report(text: str) -> None:
-            status.update(Text(text))
-
-        small = tuple(name for name in names if name != "transformer")
-        rows, notes = benchmark.measure(small, rounds, on, report, engines=tuple(chosen), with_peers=peers)
-        if "transformer" in names:
-            more = benchmark.measure_transformer(rounds, on, report, engines=tuple(chosen), autocast=autocast)
-            rows += more[0]
-            notes += more[1]
-        for name in varied:
-            rows += benchmark.scaling(name, rounds, on, report)
-    for line in benchmark.lines(rows):
+        rows, notes = asked.measured(on, lambda text: status.update(Text(text)))
+    for line in (*benchmark.lines(rows), *notes):
         say(line)
-    for note in notes:
-        say(note)
     if json_file is not None:
         benchmark.save(json_file, rows, str(on), notes)
         say(str(json_file))

@@ -1,0 +1,268 @@
+"""A transformer with fused attention: products by differences against exact ones, and the experiment with it."""
+
+import json
+import warnings
+from dataclasses import replace
+
+import pytest
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+import fsla
+from fsla import DifferenceWarning, Point, Sample, algorithms, functional
+from fsla.experiments import sources as experiment
+from fsla.experiments.folder import Folder
+from fsla.jacobi import Jacobi
+from fsla.problems.sources import GRAMMARS, SourceWeighting, Text, TextSpec, weights
+from fsla.problems.transformer import GPT2_SMALL, TINY, Transformer, TransformerSize, build_transformer
+from fsla.rates import constant
+from fsla.tree import flatten, norm, sub, to
+from fsla.update import Adam
+
+SPEC = TextSpec(symbols=16, length=12, sequences=40, trusted=6, held_out=4)
+TEXT = Text.draw(SPEC, 0)
+SIZE = TransformerSize(layers=2, width=16, heads=2, vocabulary=16, context=12)
+BATCH = torch.arange(0, 40, 5)
+
+
+def made(size=SIZE, dtype=torch.float64, *, compiled=False, **kind):
+    """A problem, a point with uneven weights, and a direction."""
+    model = build_transformer(size, seed=0)
+    if compiled:
+        model.compile(backend="aot_eager")
+    omega, net = functional(model)
+    omega = to(omega, dtype)
+    weighting = SourceWeighting(net, TEXT)
+    lam = {"source_logits": torch.linspace(-1, 1, len(GRAMMARS), dtype=dtype)}
+    g = torch.Generator().manual_seed(1)
+    v = {name: torch.randn(t.shape, generator=g, dtype=torch.float64).to(dtype) for name, t in omega.items()}
+    return weighting.problem(**kind), Point(lam, omega), v
+
+
+def products(problem, at, v, seed=None):
+    view = problem.inner_at(at, BATCH, seed)
+    hv, jv = view.hvp_cross(v)
+    return {"hvp": hv, "cross": jv, "grad": view.grad}
+
+
+def apart(found, expected):
+    """The relative error of each, in float64."""
+    return {
+        name: float(norm(sub(to(found[name], torch.float64), to(x, torch.float64))) / norm(to(x, torch.float64)))
+        for name, x in expected.items()
+    }
+
+
+@pytest.fixture(scope="module")
+def exact():
+    """Exact products in float64, for which attention must be its plain formula."""
+    with sdpa_kernel(SDPBackend.MATH):
+        return products(*made(mode="exact"))
+
+
+def test_sizes():
+    def count(size):
+        with torch.device("meta"):
+            return sum(p.numel() for p in Transformer(size).parameters())
+
+    assert 97e6 < count(GPT2_SMALL) < 99e6
+    assert count(GPT2_SMALL) - count(replace(GPT2_SMALL, tied=True)) == 8192 * 768
+    assert count(TINY) < 50_000
+    with pytest.raises(ValueError, match="multiple of the heads"):
+        TransformerSize(width=10, heads=3)
+
+
+def test_a_token_is_predicted_from_those_before_it_alone():
+    model = build_transformer(SIZE, seed=0)
+    tokens = TEXT.tokens[:2, :-1]
+    changed = tokens.clone()
+    changed[:, 8] = (changed[:, 8] + 1) % 16
+    apart = (model(tokens) - model(changed)).abs().amax((0, 2))
+    assert bool((apart[:8] == 0).all())
+    assert bool((apart[8:] > 0).all())
+
+
+def test_fused_attention_has_no_second_derivative_and_the_error_names_it():
+    with pytest.raises(NotImplementedError, match="scaled_dot_product"):
+        products(*made(mode="exact"))
+
+
+def test_auto_warns_once_and_goes_on(exact):
+    problem, at, v = made(mode="auto")
+    with pytest.warns(DifferenceWarning, match="scaled_dot_product") as said:
+        found = products(problem, at, v)
+    assert len(said) == 1
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        products(problem, at, v)
+    assert max(apart(found, exact).values()) < 1e-6
+
+
+def test_the_error_of_differences_falls_as_the_square_of_their_step(exact):
+    problem, at, v = made(mode="difference")
+    errors = [apart(products(fsla.Differences(problem, r), at, v), exact) for r in (4e-3, 2e-3)]
+    for name in ("hvp", "cross", "grad"):
+        assert errors[0][name] / errors[1][name] == pytest.approx(4, rel=0.05)
+
+
+def test_differences_in_float32(exact):
+    errors = apart(products(*made(dtype=torch.float32, mode="difference")), exact)
+    assert errors["hvp"] < 0.01
+    assert errors["cross"] < 0.01
+    assert errors["grad"] < 1e-5
+
+
+@pytest.mark.parametrize("how", ["checkpointed", "compiled"])
+def test_checkpointed_and_compiled_networks_have_the_same_products(how):
+    plain = products(*made(mode="difference"))
+    other = made(replace(SIZE, checkpointed=True)) if how == "checkpointed" else made(compiled=True)
+    assert max(apart(products(*other), plain).values()) < 1e-9
+
+
+def test_a_checkpointed_block_is_computed_again_with_the_parameters_of_the_call():
+    """The module's own parameters are back by then; were they read, the gradient would be that of another network."""
+    at = made()[1]
+    moved = {name: 1.5 * t + 0.01 for name, t in at.omega.items()}
+    sizes = (SIZE, replace(SIZE, checkpointed=True))
+    own, again = (functional(build_transformer(size, seed=0).double())[1] for size in sizes)
+    found = []
+    for net in (own, again):
+        view = SourceWeighting(net, TEXT).problem().inner_at(Point(at.lam, moved), BATCH)
+        found.append(flatten(view.grad))
+    assert torch.equal(*found)
+
+
+def test_tied_weights_have_both_parts_of_their_derivative():
+    tied, at, v = made(replace(SIZE, tied=True), mode="difference")
+    assert "head.weight" not in at.omega
+    with sdpa_kernel(SDPBackend.MATH):
+        exact = products(*made(replace(SIZE, tied=True), mode="exact"))
+    assert max(apart(products(tied, at, v), exact).values()) < 1e-6
+    untied, _, _ = made(mode="difference")
+    both = {**at.omega, "head.weight": at.omega["tokens.weight"]}
+    apiece = untied.inner_at(Point(at.lam, both), BATCH).grad
+    whole = tied.inner_at(at, BATCH).grad["tokens.weight"]
+    torch.testing.assert_close(apiece["tokens.weight"] + apiece["head.weight"], whole)
+
+
+def test_dropout_has_one_mask_at_both_ends_of_a_difference():
+    problem, at, v = made(replace(SIZE, dropout=0.3), mode="difference")
+    with pytest.raises(ValueError, match="seed"):
+        products(problem, at, v)
+    first, again = products(problem, at, v, seed=3), products(problem, at, v, seed=3)
+    with sdpa_kernel(SDPBackend.MATH):
+        exact = products(*made(replace(SIZE, dropout=0.3), mode="exact"), seed=3)
+    assert max(apart(first, exact).values()) < 1e-6
+    assert max(apart(first, again).values()) == 0
+    assert apart(products(problem, at, v, seed=4), exact)["grad"] > 0.01
+
+
+@pytest.mark.parametrize("name", ["soba", "fsla"])
+def test_under_autocast_everything_that_is_kept_stays_float32(name):
+    problem, at, _ = made(dtype=torch.float32, autocast=torch.bfloat16)
+    rates = constant(0.1, 1e-3, 1e-2)
+    solver = (
+        Jacobi(rates, omega_update=Adam(), lam_update=Adam())
+        if name == "soba"
+        else algorithms.fsla(rates, momentum="none")
+    )
+    xi = Sample.draw("shared", lambda: BATCH, lambda: torch.arange(6))
+    state = solver.init(problem, at, xi)
+    for _ in range(3):
+        state = solver.step(problem, state, xi)
+    assert state.is_finite()
+    for x in (state.at.lam, state.at.omega, state.memory, state.d):
+        assert {t.dtype for t in x.values()} == {torch.float32}
+    assert float(norm(state.memory)) > 0
+    assert problem.inner_at(state.at, BATCH).value.dtype == torch.float32
+
+
+def test_a_step_without_filters_makes_no_zeros_of_the_size_of_the_network(monkeypatch):
+    problem, at, _ = made(dtype=torch.float32)
+    xi = Sample.draw("shared", lambda: BATCH, lambda: torch.arange(6))
+    solver = algorithms.soba(constant(0.1, 1e-3, 1e-2))
+    state = solver.init(problem, at, xi)
+
+    def refuse(tree):
+        raise AssertionError("a tree of zeros was made")
+
+    monkeypatch.setattr("fsla.jacobi.zeros_like", refuse)
+    assert solver.step(problem, state, xi).is_finite()
+
+
+def test_text_follows_its_grammars_and_its_seed():
+    spec = replace(SPEC, symbols=64, sequences=200, trusted=50, held_out=50, length=40)
+    text = Text.draw(spec, 3)
+    assert torch.equal(text.tokens, Text.draw(spec, 3).tokens)
+    assert not torch.equal(text.tokens, Text.draw(spec, 4).tokens)
+    assert text.source.bincount().tolist() == [20] * 10
+
+    def follows(*parts):
+        """What follows each token."""
+        found = {}
+        for before, after in torch.cat([torch.stack([t[:, :-1], t[:, 1:]]).flatten(1) for t in parts], 1).T.tolist():
+            found.setdefault(before, set()).add(after)
+        return found
+
+    by_source = [text.tokens[text.source == s] for s in range(10)]
+    same = {g: follows(*(by_source[s] for s in range(10) if GRAMMARS[s] == g)) for g in "ABC"}
+    trusted = follows(text.trusted, text.held_out, *by_source[:3])
+    assert all(len(after) <= 4 for grammar in (trusted, *same.values()) for after in grammar.values())
+    for other in ("B", "C"):
+        assert (
+            sum(len(after & trusted.get(t, set())) for t, after in same[other].items()) < 32
+        )  # of some 250 pairs, by chance alone
+    assert max(map(len, follows(*by_source[8:]).values())) > 8
+
+
+def test_the_experiment_writes_what_it_says_and_repeats_no_run(tmp_path):
+    spec = experiment.SourcesSpec(size=SIZE, text=SPEC, batch=4, steps=12, every=5, wait=2)
+    out = tmp_path / "out"
+    device = torch.device("cpu")
+    seen = []
+    records = experiment.run(spec, Folder(out, "sources", spec), device, lambda *told: seen.append(told))
+    summary = experiment.conclude(spec, records, out)
+    learnt = [r for r in records if r["run"] == "learnt"]
+    assert [r["step"] for r in learnt] == [0, 5, 10, 12]
+    assert learnt[0]["weights"] == [0.5] * 10
+    assert learnt[-1]["weights"] != learnt[0]["weights"]
+    assert all(r["weights"] == [0.5] * 10 for r in records if r["run"] == "equal")
+    assert all(r["held_out_loss"] > 0 and r["trusted_loss"] > 0 and r["training_loss"] > 0 for r in records)
+    assert json.loads((out / "summary.json").read_text()) == json.loads(json.dumps(summary.numbers))
+    assert "above 0.8" in summary.text
+    assert (out / "summary.md").read_text() == summary.text
+    assert [claim.held for claim in summary.claims][0] is False  # twelve steps teach nothing
+    assert seen[-1] == ("equal, seed 0", 12, 12)
+    seen.clear()
+    again = experiment.run(spec, Folder(out, "sources", spec), device, lambda *told: seen.append(told))
+    assert again == records
+    assert not seen
+
+    from fsla.plots.sources import draw
+
+    (figure,) = draw(out, again)
+    assert figure.read_bytes().startswith(b"\x89PNG")
+    assert "<svg" in figure.with_suffix(".svg").read_text()
+
+
+def test_weights_are_between_nothing_and_one():
+    assert torch.equal(weights({"source_logits": torch.zeros(10)}), torch.full((10,), 0.5))
+
+
+def test_the_summary_says_whether_the_right_sources_were_found():
+    spec = experiment.SourcesSpec(size=SIZE, text=SPEC, steps=1)
+    right = [0.9] * 3 + [0.1] * 7
+
+    def said(weights):
+        common = {"seed": 0, "step": 1, "seconds": 1.0, "training_loss": 2.0, "trusted_loss": 2.0}
+        learnt = {"run": "learnt", "weights": weights, "held_out_loss": 1.5, **common}
+        equal = {"run": "equal", "weights": [0.5] * 10, "held_out_loss": 2.5, **common}
+        summary = experiment.summarise(spec, [learnt, equal])
+        return summary["sources"][0], experiment.markdown(spec, summary)
+
+    found, text = said(right)
+    assert found == {"seed": 0, "up": [0, 1, 2], "down": [3, 4, 5, 6, 7, 8, 9], "right": True}
+    assert "1.500 with learnt weights, 2.500" in text
+    found, text = said([0.9, 0.5, *right[2:]])
+    assert not found["right"]
+    assert "**not**" in text
