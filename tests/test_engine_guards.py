@@ -9,7 +9,7 @@ import torch
 import fsla
 from fsla import Batches, Counted, Point, Problem, Sample
 from fsla.rates import Rates
-from fsla.training import replay
+from fsla.training import agreement, replay
 from fsla.training.engine import EngineWarning, make_engine
 from fsla.training.program import CaptureError
 from support import F64, normal
@@ -415,6 +415,27 @@ def test_a_converged_run_is_not_taken_for_a_wrong_one():
             state = engine.advance(state, 50)
     assert float(state.d["l"].norm()) < 1e-13
     assert engine.name == "graph"
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, F64])
+def test_what_is_left_of_terms_that_cancel_is_compared_with_rounding(dtype, monkeypatch):
+    a = normal(50, 3, seed=4).to(dtype)
+    start = fsla.State(0, Point({"l": a[0]}, {"w": a[1]}), None, None, {"l": torch.zeros(1, dtype=dtype)})
+
+    def step(state, left=lambda w: (a @ w).sum(), extra=0.0):
+        gap = left(state.at.omega["w"]) - (a.sum(0) * state.at.omega["w"]).sum() + extra
+        return state._replace(d={"l": gap.reshape(1)})
+
+    def otherwise(w):
+        return (a.flip(0) * w).flip(1).sum(1).sum()
+
+    expected, found = step(start), step(start, otherwise)
+    assert 0 < float((expected.d["l"] - found.d["l"]).abs()) < 1e3 * torch.finfo(dtype).eps
+    assert agreement.difference(start, expected, found, agreement.SAME_KERNELS, step) is None
+    wrong = step(start, extra=1e-3 if dtype == torch.float32 else 1e-10)
+    assert agreement.difference(start, expected, wrong, agreement.SAME_KERNELS, step) == "d"
+    monkeypatch.setattr(agreement, "AS_ROUNDING", 0.0)
+    assert agreement.difference(start, expected, found, agreement.SAME_KERNELS, step) == "d"
 
 
 @pytest.mark.parametrize("seed", [None, 3])
