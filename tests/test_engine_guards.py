@@ -440,24 +440,12 @@ def test_what_is_left_of_terms_that_cancel_is_compared_with_rounding(dtype, monk
 
 @pytest.mark.parametrize("seed", [None, 3])
 def test_what_a_sample_holds_beside_its_batches_is_no_form(seed):
-    from typing import NamedTuple
-
-    class Seeded(NamedTuple):
-        inner: object
-        outer_omega: object
-        hvp: object
-        outer_lam: object
-        cross: object
-        seed: int | None = None
-        mode: str | None = None
-        repeats: bool = True
-
     def make():
         draw, counter = drawing(), iter(range(10**6))
 
         def sample():
             rows = draw()
-            return Seeded(rows, None, rows, None, rows, None if seed is None else next(counter), "shared")
+            return Sample(rows, None, rows, None, rows, None if seed is None else next(counter), "grouped")
 
         return plain, sample
 

@@ -56,7 +56,7 @@ def is_finite(state: State) -> bool:
 
 def _parts(state: State) -> dict[str, list[Tensor]]:
     omega = (state.at.omega, state.at.trail, state.inner)
-    nests = {"lam": state.at.lam, "omega": omega, "v": state.memory, "d": state.d}
+    nests = {"lam": (state.at.lam, state.outer), "omega": omega, "v": state.memory, "d": state.d}
     return {name: [t if t.is_floating_point() else t.double() for t in tensors(x)] for name, x in nests.items()}
 
 
