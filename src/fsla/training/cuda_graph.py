@@ -19,14 +19,17 @@ from fsla.rates import Rates
 from fsla.sample import Sample
 from fsla.solver import Algorithm, State
 from fsla.training.agreement import OTHER_KERNELS, is_finite
-from fsla.training.captured import LONG, Captured, differs, rate_dtype, reason
+from fsla.training.captured import Captured, differs, rate_dtype, reason
 from fsla.training.program import UNREAD, CaptureError
 from fsla.training.torch_private import waiting_is_an_error
 
 FIRST = 2
 """How many replays are compared at first."""
-OFTEN = 256
-"""One in so many is compared from then on."""
+OFTEN = 512
+"""One in so many is compared from then on: the step itself takes as long as some ten replays, so that this costs two or
+three percent."""
+LONG = 512
+"""The first of a call for so many is compared too."""
 
 
 class Recorder:
@@ -80,7 +83,8 @@ class CudaGraph(Captured):
         self._since = 0
 
     def advance(self, state: State, n: int) -> State:
-        goal, due = state.k + n, n >= LONG
+        goal = state.k + n
+        due = n >= LONG
         if n and self.name != "eager" and (self._replay is None or form(state) != form(self._held)):
             state = self._begun(state)
         if state.k < goal and self.name != "eager":
