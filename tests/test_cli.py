@@ -229,7 +229,7 @@ def test_a_full_disk_is_said_with_what_to_do(tmp_path, inside, monkeypatch):
     def full(path, *args):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
 
-    monkeypatch.setattr("fsla.experiments.bench.measure", lambda *args, **more: ([], []))
+    monkeypatch.setattr("fsla.experiments.bench.asked.measure", lambda *args, **more: ([], []))
     monkeypatch.setattr("fsla.experiments.bench.save", full)
     code, _, err = inside("bench", "--json", str(tmp_path / "rows.json"))
     assert code == 2
@@ -241,7 +241,7 @@ def test_a_full_disk_is_said_with_what_to_do(tmp_path, inside, monkeypatch):
 
 
 def test_a_benchmark_into_a_pipe_leaves_the_pipe(inside, monkeypatch, tmp_path):
-    monkeypatch.setattr("fsla.experiments.bench.measure", lambda *args, **more: ([], []))
+    monkeypatch.setattr("fsla.experiments.bench.asked.measure", lambda *args, **more: ([], []))
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     seen = []
@@ -257,7 +257,7 @@ def test_a_benchmark_into_a_pipe_leaves_the_pipe(inside, monkeypatch, tmp_path):
 
 @pytest.mark.parametrize("path", ["/proc/nowhere/rows.json", "/proc/rows.json", "/dev/null/rows.json", "/"])
 def test_a_benchmark_that_could_not_be_written_is_not_measured(path, inside, monkeypatch):
-    monkeypatch.setattr("fsla.experiments.bench.measure", lambda *args, **more: pytest.fail("measured"))
+    monkeypatch.setattr("fsla.experiments.bench.asked.measure", lambda *args, **more: pytest.fail("measured"))
     code, _, err = inside("bench", "--json", path)
     assert code == 2
     assert f"fsla: {path} must be usable" in err

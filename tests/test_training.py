@@ -107,7 +107,7 @@ def test_a_killed_command_resumes_to_the_same_records(tmp_path):
         "def report(spec, step, done, total):\n"
         "    if [str(done), str(step)] == sys.argv[2:]:\n"
         "        os.kill(os.getpid(), signal.SIGKILL)\n"
-        "reproduce(Path(sys.argv[1]), CleaningSpec(), ('overview',), 1, report=report)\n"
+        "reproduce(Path(sys.argv[1]), CleaningSpec(), ('fig4',), 1, report=report)\n"
     )
 
     def outcome(name, *kill_at):
@@ -210,8 +210,8 @@ def test_the_samples_of_each_method():
     assert len(xi.inner) == 2
     assert xi.hvp is not xi.inner
     xi = draw(Fsla())
-    assert len({id(b) for b in xi}) == 5
-    assert all(len(b) == TINY.batch for b in xi)
+    assert len({id(b) for b in xi.batches}) == 5
+    assert all(len(b) == TINY.batch for b in xi.batches)
 
 
 @pytest.mark.parametrize("stop", [1, 2, 3, 4])
