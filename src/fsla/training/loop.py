@@ -109,32 +109,32 @@ def train(
 
     if not progress.records:
         note(Status.RUNNING, None)
-    motor: Engine | None = None
+    stepper: Engine | None = None
     pace = 1
     while progress.records[-1]["status"] == Status.RUNNING:
         goal = min(steps, _multiple_after(progress.state.k, every))
-        if motor is None:
-            motor = _prepared(run, progress, engine, steps, budget_s)
+        if stepper is None:
+            stepper = _prepared(run, progress, engine, steps, budget_s)
             after_step()
-        while progress.state.k < goal and not spent(motor.stride):
+        while progress.state.k < goal and not spent(stepper.stride):
             k = progress.state.k
             ends = [goal]
             if k == 0:
                 ends.append(1)
             if budget_s is not None or budget_calls is not None:
-                ends.append(_multiple_after(k, motor.stride))
+                ends.append(_multiple_after(k, stepper.stride))
             if save_every is not None:
                 ends.append(_multiple_after(k, save_every))
             elif checkpoint is not None:
-                ends.append(k + max(pace, motor.stride))
-            pace = _advance(run, progress, motor, min(ends) - k)
+                ends.append(k + max(pace, stepper.stride))
+            pace = _advance(run, progress, stepper, min(ends) - k)
             after_step()
-            if progress.state.k < goal and not spent(motor.stride):
-                saves.reached(progress, settled=motor.settled)
-        ended = Status.BUDGET if spent(motor.stride) else Status.RUNNING
-        note(Status.FINISHED if progress.state.k >= steps else ended, motor.name)
+            if progress.state.k < goal and not spent(stepper.stride):
+                saves.reached(progress, settled=stepper.settled)
+        ended = Status.BUDGET if spent(stepper.stride) else Status.RUNNING
+        note(Status.FINISHED if progress.state.k >= steps else ended, stepper.name)
         if progress.records[-1]["status"] == Status.RUNNING:
-            saves.reached(progress, settled=motor.settled)
+            saves.reached(progress, settled=stepper.settled)
     return progress.records
 
 
@@ -223,31 +223,31 @@ def _usual(progress: Progress, name: str) -> float:
 def _prepared(run: Run, progress: Progress, name: str, steps: int, budget_s: float | None) -> Engine:
     """The engine, made off the clock; some take the first step to see what the state becomes."""
     begun = perf_counter()
-    motor, progress.state = make_engine(
+    stepper, progress.state = make_engine(
         name, run.algorithm, run.problem, run.draw, run.generator, progress.state, steps, budget_s
     )
     wait(run.device)
     progress.preparation_seconds += perf_counter() - begun
-    return motor
+    return stepper
 
 
-def _advance(run: Run, progress: Progress, motor: Engine, n: int) -> int:
+def _advance(run: Run, progress: Progress, stepper: Engine, n: int) -> int:
     """Takes n steps on the clock; returns how many take a tenth of the time between two saves."""
-    prepared = _preparation(motor)
+    prepared = _preparation(stepper)
     begun = perf_counter()
-    progress.state = motor.advance(progress.state, n)
+    progress.state = stepper.advance(progress.state, n)
     wait(run.device)
     elapsed = perf_counter() - begun
-    preparation = _preparation(motor) - prepared  # for a form of batch that it had not met
+    preparation = _preparation(stepper) - prepared  # for a form of batch that it had not met
     taken = max(0.0, elapsed - preparation)
     progress.seconds += taken
     progress.preparation_seconds += preparation
     return int(n * SAVE_EVERY_S / 10 / max(taken, 1e-6))
 
 
-def _preparation(motor: Engine) -> float:
+def _preparation(stepper: Engine) -> float:
     """The seconds that an engine has spent on tracing, checking and compiling so far."""
-    return float(getattr(motor, "preparation_s", 0.0))
+    return float(getattr(stepper, "preparation_s", 0.0))
 
 
 def _multiple_after(k: int, n: int) -> int:

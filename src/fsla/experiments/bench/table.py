@@ -181,11 +181,11 @@ def _stepper(c: Case, problem: Oracles, algorithm: Algorithm, samples: Mode, eng
         return Sample.draw(samples, c.inner, c.outer)
 
     counted = Counted(problem)
-    motor, state = make_engine(engine, algorithm, counted, draw, c.generator, algorithm.init(problem, c.at, draw()))
-    held = [motor.advance(state, 4)]  # an engine captures its step, and compares it, at its first steps
+    stepper, state = make_engine(engine, algorithm, counted, draw, c.generator, algorithm.init(problem, c.at, draw()))
+    held = [stepper.advance(state, 4)]  # an engine captures its step, and compares it, at its first steps
 
     def advance(n: int) -> None:
-        held[0] = motor.advance(held[0], n)
+        held[0] = stepper.advance(held[0], n)
 
     return advance
 
