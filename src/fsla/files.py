@@ -84,9 +84,9 @@ def _runs(process: int) -> bool:
         return True
     try:
         os.kill(process, 0)
-    except ProcessLookupError:
+    except (ProcessLookupError, OverflowError):  # no process has a number that the system has not
         return False
-    except (PermissionError, OverflowError):
+    except PermissionError:
         return True
     return True
 
