@@ -10,9 +10,9 @@ import torch
 
 import fsla
 from fsla import Counts, Sample
+from fsla.counted import Counted
 from fsla.solver import State
 from fsla.training import CheckpointError, Run, Status, health, load_checkpoint, loop, save_checkpoint, train, work
-from fsla.counted import Counted
 from support import network, ridge_logistic
 
 RATES = fsla.rates.constant(0.05, 0.1, 0.1, 0.5)
