@@ -125,7 +125,7 @@ def test_the_loops_own_names_are_refused_at_the_first_measurement(name):
         ({"a": [object()]}, r"a\[0\] must be made of numbers.*Got object"),
         ({"a": 1j}, "a must be made of numbers.*Got complex"),
     ],
-    ids=str,
+    ids=["number", "whole name", "whole name within", "object", "complex"],
 )
 def test_what_no_record_holds_is_refused(measured, why):
     with pytest.raises(TypeError, match=why):
