@@ -148,7 +148,7 @@ class Problem:
     def _exact(self, at: Point, batch: Batch, seed: int | None, ways: Ways) -> ExactView:
         return ExactView(self, at, batch, seed, ways)
 
-    def _first_order(self, at: Point, batch: Batch, seed: int | None) -> Inner:
+    def _first_order(self, at: Point, batch: Batch, seed: int | None) -> FirstOrderView:
         return FirstOrderView(self, at, batch, seed)
 
     def of_batch(self, lam: Tree, batch: Batch) -> Tree:

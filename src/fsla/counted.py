@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields
-from typing import TypeVar
+from typing import Self, TypeVar
 
 from torch import Tensor
 
 from fsla.differences import DifferencesInner
-from fsla.problem import Inner, Oracles, Outer, Point
+from fsla.problem import FirstOrder, Inner, Oracles, Outer, Point
 from fsla.sample import Batch
 from fsla.tree import Leaves, Tree
-from fsla.wrap import Forwarded
+from fsla.wrap import gauss_newton_product
 
 T = TypeVar("T")
 
@@ -57,7 +57,7 @@ class Counted:
         view = self._problem.inner_at(at, batch, seed)
         self.count(batch, "inner_views")
         if isinstance(view, DifferencesInner):
-            return view.through(lambda one: CountedInner(one, batch, self))
+            return view.through(lambda one: CountedFirstOrder(one, batch, self))
         return CountedInner(view, batch, self)
 
     def outer_at(self, at: Point, batch: Batch, seed: int | None = None) -> Outer:
@@ -88,51 +88,76 @@ class Counted:
         self.samples = self.samples.plus(n, samples)
 
 
-class CountedInner(Forwarded):
-    def __init__(self, view: Inner, batch: Batch, counter: Counted) -> None:
-        super().__init__(view)
+class CountedFirstOrder:
+    """A view whose gradients are counted."""
+
+    def __init__(self, view: FirstOrder, batch: Batch, counter: Counted) -> None:
+        self._first = view
         self._batch = batch
         self._counter = counter
         self._read_grad = False
 
     @property
+    def unit(self) -> float:
+        return self._first.unit
+
+    @property
+    def value(self) -> Tensor:
+        return self._first.value
+
+    @property
     def grad(self) -> Tree:
         self._count_grad()
-        return self._view.grad
+        return self._first.grad
 
     @property
     def d_lam(self) -> Leaves:
-        self._counter.count(self._batch, "forward")
-        return self._view.d_lam
+        self._count("forward")
+        return self._first.d_lam
 
     def gradients(self) -> tuple[Tree, Leaves]:
         self._count_grad()
-        return self._view.gradients()
+        return self._first.gradients()
 
-    def hvp(self, v: Tree) -> Tree:
-        self._counter.count(self._batch, "hvp")
-        return self._view.hvp(v)
-
-    def cross(self, v: Tree) -> Leaves:
-        self._counter.count(self._batch, "cross")
-        return self._view.cross(v)
-
-    def hvp_cross(self, v: Tree) -> tuple[Tree, Leaves]:
-        self._counter.count(self._batch, "hvp", "cross", "joint")
-        return self._view.hvp_cross(v)
-
-    def cross_t(self, u: Tree) -> Tree:
-        self._counter.count(self._batch, "cross_t")
-        return self._view.cross_t(u)
-
-    def gnvp(self, v: Tree) -> Tree:
-        self._counter.count(self._batch, "hvp")
-        return super().gnvp(v)
+    def _count(self, *names: str) -> None:
+        self._counter.count(self._batch, *names)
 
     def _count_grad(self) -> None:
         if not self._read_grad:
-            self._counter.count(self._batch, "grad")
+            self._count("grad")
         self._read_grad = True
+
+
+class CountedInner(CountedFirstOrder):
+    """A view whose gradients and products are counted."""
+
+    def __init__(self, view: Inner, batch: Batch, counter: Counted) -> None:
+        super().__init__(view, batch, counter)
+        self._view = view
+
+    def hvp(self, v: Tree) -> Tree:
+        self._count("hvp")
+        return self._view.hvp(v)
+
+    def cross(self, v: Tree) -> Leaves:
+        self._count("cross")
+        return self._view.cross(v)
+
+    def hvp_cross(self, v: Tree) -> tuple[Tree, Leaves]:
+        self._count("hvp", "cross", "joint")
+        return self._view.hvp_cross(v)
+
+    def cross_t(self, u: Tree) -> Tree:
+        self._count("cross_t")
+        return self._view.cross_t(u)
+
+    def gnvp(self, v: Tree) -> Tree:
+        self._count("hvp")
+        return gauss_newton_product(self._view, v)
+
+    def linearised(self) -> Self:
+        self._view.linearised()
+        return self
 
 
 class CountedOuter:

@@ -21,11 +21,11 @@ import torch
 from torch import Tensor
 
 from fsla.checks import positive
-from fsla.problem import Inner, Oracles, Outer, Point
+from fsla.problem import FirstOrder, Inner, Oracles, Outer, Point
 from fsla.sample import Batch
 from fsla.tree import Leaves, Tree, axpy, norm, scale, sub
 
-ViewAt = Callable[[Point, Batch, int | None], Inner]
+ViewAt = Callable[[Point, Batch, int | None], FirstOrder]
 
 
 class StepCheck(NamedTuple):
@@ -104,10 +104,10 @@ class DifferencesInner:
         self._gradient: Tree | None = None
         self.relative_step = default_step(self._here.unit) if relative_step is None else relative_step
 
-    def through(self, watched: Callable[[Inner], Inner]) -> DifferencesInner:
+    def through(self, watched: Callable[[FirstOrder], FirstOrder]) -> DifferencesInner:
         """The same view, with what it asks for passing through `watched`."""
 
-        def view_at(at: Point, batch: Batch, seed: int | None) -> Inner:
+        def view_at(at: Point, batch: Batch, seed: int | None) -> FirstOrder:
             return watched(self._view_at(at, batch, seed))
 
         return DifferencesInner(view_at, self._at, self._batch, self._seed, self.relative_step)
@@ -173,7 +173,7 @@ class DifferencesInner:
         epsilon = self.relative_step * norm(x).clamp(min=1.0) / torch.where(moves, length, 1)
         return torch.where(moves, epsilon, 0), torch.where(moves, 0.5 / epsilon, 0)
 
-    def _moved(self, epsilon: Tensor, v: Tree) -> Inner:
+    def _moved(self, epsilon: Tensor, v: Tree) -> FirstOrder:
         """G at ω + εv."""
         return self._view_at(Point(self._at.lam, axpy(epsilon, v, self._at.omega)), self._batch, self._seed)
 

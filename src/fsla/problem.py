@@ -35,12 +35,8 @@ class Point(NamedTuple):
         return Point(tree.to(self.lam, to), tree.to(self.omega, to), trail)
 
 
-class Inner(Protocol):
-    """G at one point on one batch. Each oracle is computed when it is asked for.
-
-    A view gives up its graph with the first product that is asked of it, and a further product makes it anew; where
-    several are wanted at one point, ask `linearised()` for them.
-    """
+class FirstOrder(Protocol):
+    """First derivatives of G at one point on one batch. Each is computed when it is asked for."""
 
     @property
     def unit(self) -> float:
@@ -60,6 +56,14 @@ class Inner(Protocol):
         """(∂_ω G, ∂_λ G) in one pass, for about the price of the first."""
         ...
 
+
+class Inner(FirstOrder, Protocol):
+    """G at one point on one batch, with its products.
+
+    A view gives up its graph with the first product that is asked of it, and a further product makes it anew; where
+    several are wanted at one point, ask `linearised()` for them.
+    """
+
     def hvp(self, v: Tree) -> Tree: ...
     def cross(self, v: Tree) -> Leaves: ...
     def hvp_cross(self, v: Tree) -> tuple[Tree, Leaves]:
@@ -71,7 +75,7 @@ class Inner(Protocol):
         ...
 
     def linearised(self) -> Self:
-        """The view, with a graph that stays for as many products as are wanted."""
+        """The view itself, whose graph from now on stays for as many products as are wanted."""
         ...
 
 

@@ -10,8 +10,6 @@ import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from torch import Tensor
-
 from fsla.checks import whole_number
 from fsla.tree import Scalar
 
@@ -68,16 +66,14 @@ class Schedule:
                 "Rates that fall faster are 0 after one step."
             )
 
-    def __call__(self, k: int | Tensor) -> Rates:
-        """The rates of step k: numbers, or 0-d tensors if k is one, so that a captured step need not ask the host."""
+    def __call__(self, k: int) -> Rates:
+        """The rates of step k."""
         try:
             fall = (k + 1) ** self.power
-        except OverflowError:  # more than a float holds; a tensor would be infinite
+        except OverflowError:
             fall = math.inf
         eta = self.eta / fall
-        if self.clip_eta:
-            eta = eta.clamp(max=1.0) if isinstance(eta, Tensor) else min(1.0, eta)
-        return Rates(self.alpha / fall, self.tau / fall, self.beta / fall, eta)
+        return Rates(self.alpha / fall, self.tau / fall, self.beta / fall, min(1.0, eta) if self.clip_eta else eta)
 
 
 def paper(delta: float = 1000.0, c_tau: float = 1e-3, c_beta: float = 1e-4, c_eta: float = 9e-4) -> Schedule:

@@ -118,24 +118,6 @@ class FirstOrderView:
         self._value = value.detach()
         return self._gradient, self._by_lam(by_lam)
 
-    def hvp(self, v: Tree) -> Tree:
-        raise NotImplementedError(_FIRST_ONLY)
-
-    def cross(self, v: Tree) -> Leaves:
-        raise NotImplementedError(_FIRST_ONLY)
-
-    def hvp_cross(self, v: Tree) -> tuple[Tree, Leaves]:
-        raise NotImplementedError(_FIRST_ONLY)
-
-    def cross_t(self, u: Tree) -> Tree:
-        raise NotImplementedError(_FIRST_ONLY)
-
-    def linearised(self) -> Self:
-        return self
-
-
-_FIRST_ONLY = "This view has first derivatives alone; DifferencesInner makes products of them."
-
 
 def _tf32() -> bool:
     return torch.backends.cudnn.allow_tf32 or torch.get_float32_matmul_precision() != "highest"

@@ -24,6 +24,16 @@ from fsla.tree import Leaves, Tree, axpy
 V = TypeVar("V", Inner, Outer)
 
 
+def gauss_newton_product(view: Inner, v: Tree) -> Tree:
+    """The Gauss-Newton product of a view that has one."""
+    if not isinstance(view, Composed):
+        raise TypeError(
+            "Gauss-Newton products need a problem that knows its network's outputs. "
+            "Use fsla.WeightedProblem(..., outputs=...), or the problem without fsla.GaussNewton."
+        )
+    return view.gnvp(v)
+
+
 class Forwarded:
     """A view of G that hands every oracle on to another view."""
 
@@ -62,15 +72,10 @@ class Forwarded:
         return self._view.cross_t(u)
 
     def gnvp(self, v: Tree) -> Tree:
-        if not isinstance(self._view, Composed):
-            raise TypeError(
-                "Gauss-Newton products need a problem that knows its network's outputs. "
-                "Use fsla.WeightedProblem(..., outputs=...), or the problem without fsla.GaussNewton."
-            )
-        return self._view.gnvp(v)
+        return gauss_newton_product(self._view, v)
 
     def linearised(self) -> Self:
-        self._view = self._view.linearised()
+        self._view.linearised()
         return self
 
 

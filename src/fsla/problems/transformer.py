@@ -10,7 +10,6 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 from torch.utils.checkpoint import checkpoint
 
 from fsla.checks import whole_number
@@ -93,19 +92,9 @@ class Transformer(nn.Module):
         places = torch.arange(tokens.shape[1], device=tokens.device)
         x = self.drop(self.tokens(tokens) + self.positions(places))
         for block in self.blocks:
-            x = _recomputed(block, x) if self.size.checkpointed else block(x)
+            x = checkpoint(block, x, use_reentrant=False) if self.size.checkpointed else block(x)
         read_out = self.tokens.weight if self.head is None else self.head.weight
         return nn.functional.linear(self.norm(x), read_out)
-
-
-def _recomputed(block: nn.Module, x: Tensor) -> Tensor:
-    """A block under activation checkpointing.
-
-    It is computed again after the forward pass has ended, when a module that was called with other parameters than its
-    own has its own back. So the parameters of now are handed along.
-    """
-    out: Tensor = checkpoint(functional_call, block, dict(block.named_parameters()), (x,), use_reentrant=False)
-    return out
 
 
 def build_transformer(size: TransformerSize, *, seed: int, device: torch.device | str = "cpu") -> Transformer:
