@@ -438,7 +438,6 @@ class Motor:
     """An engine whose step takes 0.25 s, and which prepares for 8 s in its second call."""
 
     name = "graph"
-    settled = True
 
     def __init__(self, clock, run, stride):
         self._clock = clock

@@ -8,9 +8,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 
+from fsla.counted import Counts
 from fsla.experiments.cleaning import RunSpec
 from fsla.experiments.figures import Panel, Panels
-from fsla.training import Record, Status
+from fsla.training import Record, Status, work
 
 
 @dataclass(frozen=True)
@@ -118,9 +119,8 @@ def number_of_seeds(n: int) -> str:
 
 
 def oracle_calls(counts: Mapping[str, int]) -> int:
-    """Oracle calls, a joint HVP and cross product as one; ∂_λ F is not called, since F does not read λ."""
-    products = counts["hvp"] + counts["cross"] - counts["joint"]
-    return counts["grad"] + counts["d_omega"] + products
+    """The oracle calls of a record, as budgets count them."""
+    return work(Counts(**counts))
 
 
 def last_common_step(runs: Iterable[Runs]) -> int:

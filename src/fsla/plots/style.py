@@ -8,10 +8,10 @@ Ito).
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from io import BytesIO
 from pathlib import Path
 from typing import Any, assert_never
 
@@ -25,6 +25,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from fsla.experiments.methods import Bp, Cg, Fsla, Method, NoCleaning, Ns, Oracle
+from fsla.files import write_bytes
 
 FSLA = "#0072B2"
 NS = "#D55E00"
@@ -138,11 +139,8 @@ def figure(
         try:
             yield fig
             for suffix, metadata in ((".png", None), (".svg", {"Date": None})):
-                temporary = path.with_name(f".{path.name}.{os.getpid()}{suffix}")
-                try:
-                    fig.savefig(temporary, metadata=metadata, bbox_inches="tight")
-                    temporary.replace(path.with_name(f"{path.name}{suffix}"))
-                finally:
-                    temporary.unlink(missing_ok=True)
+                picture = BytesIO()
+                fig.savefig(picture, format=suffix[1:], metadata=metadata, bbox_inches="tight")
+                write_bytes(path.with_name(f"{path.name}{suffix}"), picture.getvalue())
         finally:
             plt.close(fig)

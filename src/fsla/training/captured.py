@@ -29,8 +29,6 @@ class EngineWarning(UserWarning):
 class Captured:
     """An engine that replays steps, and takes them one by one once its name is "eager"."""
 
-    settled = True
-
     def __init__(
         self, name: str, algorithm: Algorithm, problem: Counted, draw: Callable[[], Sample], *, lenient: bool
     ) -> None:

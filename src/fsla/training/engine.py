@@ -48,11 +48,6 @@ class Engine(Protocol):
         ...
 
     @property
-    def settled(self) -> bool:
-        """Whether every sample that was drawn has been used: the generator's state is then the run's."""
-        ...
-
-    @property
     def preparation_s(self) -> float:
         """The seconds spent so far on tracing, compiling and comparing, those within `advance` among them."""
         ...
@@ -65,7 +60,6 @@ class Engine(Protocol):
 class Eager:
     name = "eager"
     stride = 1
-    settled = True
     preparation_s = 0.0
 
     def __init__(self, algorithm: Algorithm, problem: Counted, draw: Callable[[], Sample]) -> None:

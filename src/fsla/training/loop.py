@@ -56,7 +56,8 @@ def train(
     and where it diverged
 
         diverged             the quantity, the largest if several did: "lam", "omega", "trail", "inner" (the inner
-                             update's memory), "v" (the estimator's memory) or "d" of the state, else a measured one
+                             update's memory), "v" (the estimator's memory), "d" or "outer" (the memory of λ's update)
+                             of the state, else a measured one
         diverged_size        its largest absolute value; None if that is not finite
         not_finite           every quantity with a number that is not finite; such a number is None in the record
 
@@ -130,11 +131,11 @@ def train(
             pace = _advance(run, progress, stepper, min(ends) - k)
             after_step()
             if progress.state.k < goal and not spent(stepper.stride):
-                saves.reached(progress, settled=stepper.settled)
+                saves.reached(progress)
         ended = Status.BUDGET if spent(stepper.stride) else Status.RUNNING
         note(Status.FINISHED if progress.state.k >= steps else ended, stepper.name)
         if progress.records[-1]["status"] == Status.RUNNING:
-            saves.reached(progress, settled=stepper.settled)
+            saves.reached(progress)
     return progress.records
 
 
@@ -161,6 +162,7 @@ def health(state: State) -> Health:
         "inner": state.inner,
         "v": state.memory,
         "d": state.d,
+        "outer": state.outer,
     }
     held = {name: [t for t in tensors(part) if t.dtype.is_floating_point and t.numel()] for name, part in parts.items()}
     every = [t for group in held.values() for t in group]
@@ -221,7 +223,7 @@ def _usual(progress: Progress, name: str) -> float:
 
 
 def _prepared(run: Run, progress: Progress, name: str, steps: int, budget_s: float | None) -> Engine:
-    """The engine, made off the clock; some take the first step to see what the state becomes."""
+    """The engine, made off the clock."""
     begun = perf_counter()
     stepper, progress.state = make_engine(
         name, run.algorithm, run.problem, run.draw, run.generator, progress.state, steps, budget_s
@@ -233,21 +235,16 @@ def _prepared(run: Run, progress: Progress, name: str, steps: int, budget_s: flo
 
 def _advance(run: Run, progress: Progress, stepper: Engine, n: int) -> int:
     """Takes n steps on the clock; returns how many take a tenth of the time between two saves."""
-    prepared = _preparation(stepper)
+    prepared = stepper.preparation_s
     begun = perf_counter()
     progress.state = stepper.advance(progress.state, n)
     wait(run.device)
     elapsed = perf_counter() - begun
-    preparation = _preparation(stepper) - prepared  # for a form of batch that it had not met
+    preparation = stepper.preparation_s - prepared  # for a form of batch that it had not met
     taken = max(0.0, elapsed - preparation)
     progress.seconds += taken
     progress.preparation_seconds += preparation
     return int(n * SAVE_EVERY_S / 10 / max(taken, 1e-6))
-
-
-def _preparation(stepper: Engine) -> float:
-    """The seconds that an engine has spent on tracing, checking and compiling so far."""
-    return float(getattr(stepper, "preparation_s", 0.0))
 
 
 def _multiple_after(k: int, n: int) -> int:

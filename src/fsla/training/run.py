@@ -77,7 +77,6 @@ class Saves:
         self._every = every
         self._every_s = every_s
         self._identity = plain({} if identity is None else identity, "identity")
-        self._owed = False
         self._last = monotonic()
         if self._path is not None:
             check_place(self._path)
@@ -93,13 +92,12 @@ class Saves:
         if self._path is not None:
             pack(state)
 
-    def reached(self, progress: Progress, *, settled: bool) -> None:
-        """Saves the run if that is due. A run that is not settled cannot be saved yet; it is as soon as it is."""
+    def reached(self, progress: Progress) -> None:
+        """Saves the run if that is due."""
         if self._path is None:
             return
         by_step = self._every is not None and progress.state.k % self._every == 0
-        self._owed = self._owed or by_step or monotonic() - self._last >= self._every_s
-        if not (self._owed and settled):
+        if not by_step and monotonic() - self._last < self._every_s:
             return
         run = self._run
         value = {
@@ -110,7 +108,6 @@ class Saves:
             "identity": self._identity,
         }
         save_checkpoint(self._path, value)
-        self._owed = False
         self._last = monotonic()
 
     def _resumed(self, path: Path, steps: int) -> Progress:
