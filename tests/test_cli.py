@@ -27,6 +27,17 @@ def command(*args, cwd=None, **environment):
     )
 
 
+def synthetic(out):
+    """`fsla reproduce synthetic` with one seed, in a process of its own, at a small size."""
+    code = (
+        "from functools import partial; from fsla import cli; from fsla.experiments import synthetic\n"
+        "synthetic.SyntheticSpec = partial(synthetic.SyntheticSpec, K_max=120, K_timed=20, K_sequence=300)\n"
+        "cli.main()\n"
+    )
+    args = [sys.executable, "-c", code, "reproduce", "synthetic", "--out", str(out), "--seeds", "1"]
+    return subprocess.run(args, capture_output=True, text=True, timeout=300)
+
+
 @pytest.fixture
 def inside(monkeypatch, capsys):
     """Runs a command in this process; gives the exit code, stdout and stderr."""
@@ -43,7 +54,7 @@ def inside(monkeypatch, capsys):
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     out = tmp_path_factory.mktemp("cli") / "new" / "deeper"
-    done = command("reproduce", "synthetic", "--out", str(out), "--seeds", "1")
+    done = synthetic(out)
     assert done.returncode == 0, done.stderr
     return out, done
 
@@ -65,7 +76,7 @@ def test_a_run_leaves_records_summary_and_figures(folder):
 def test_the_same_command_again_repeats_no_run(folder):
     out, _ = folder
     before = {p.name: p.stat().st_mtime_ns for p in (out / "runs").iterdir()}
-    done = command("reproduce", "synthetic", "--out", str(out), "--seeds", "1")
+    done = synthetic(out)
     assert done.returncode == 0
     assert {p.name: p.stat().st_mtime_ns for p in (out / "runs").iterdir()} == before
 
@@ -268,7 +279,7 @@ def test_damaged_runs_are_done_again(folder):
     whole = json.loads((out / "summary.json").read_text())
     (out / "runs" / "sequences-000.jsonl").write_text("{half")
     (out / "runs" / "divergence-000.jsonl").write_text("")
-    done = command("reproduce", "synthetic", "--out", str(out), "--seeds", "1")
+    done = synthetic(out)
     assert done.returncode == 0, done.stderr
     again = json.loads((out / "summary.json").read_text())
     assert again == whole

@@ -40,7 +40,7 @@ def make_run(*, rates=RATES, name="fsla", kill_at=None, seed=0, algorithm=None) 
         draws += 1
         return Sample.draw("independent", lambda: rows(train_batch), lambda: rows(valid_batch))
 
-    own = algorithm or fsla.algorithms.ALL[name](rates, **({"T": 2} if name in ("bp", "cg") else {}))
+    own = algorithm or fsla.algorithms.ALL[name](rates, **{"bp": {"T": 2}, "cg": {"T": 2, "K": 3}}.get(name, {}))
     counted = Counted(problem, size=lambda batch: len(batch["x"]))
     return Run(own, counted, generator, lambda: own.init(problem, at, Sample.full(train_batch, valid_batch)), draw)
 

@@ -288,15 +288,15 @@ def test_the_radius_bounds_v():
         assert float(tree.norm(state.memory)) <= 0.01 * (1 + 1e-12)
 
 
-def test_memory_does_not_grow_over_ten_thousand_steps():
+def test_memory_does_not_grow_over_thousands_of_steps():
     problem, at = DATA.losses(), Point({"lam": normal(4)}, {"omega": normal(5)})
     samples = draw("grouped", 7)
     solver = fsla.algorithms.fsla(fsla.rates.paper(delta=0.1, c_tau=3.0, c_beta=3.0, c_eta=5.0))
     state = solver.init(problem, at, samples[0])
     alive, peak = [], []
-    for k in range(10_001):
+    for k in range(4001):
         state = solver.step(problem, state, samples[k % 8])
-        if k % 2500 == 0:
+        if k % 1000 == 0:
             gc.collect()
             alive.append(sum(issubclass(type(o), torch.Tensor) for o in gc.get_objects()))
             peak.append(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)  # KiB

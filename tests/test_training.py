@@ -102,6 +102,8 @@ def test_a_killed_command_resumes_to_the_same_records(tmp_path):
     code = (
         "import os, signal, sys; from functools import partial; from pathlib import Path\n"
         "from fsla.experiments import cleaning; cleaning.train = partial(cleaning.train, save_every=30)\n"
+        "from dataclasses import replace; from fsla.experiments.figures import SCALES\n"
+        "SCALES['smoke'] = replace(SCALES['smoke'], base=replace(SCALES['smoke'].base, steps=120))\n"
         "from fsla.experiments.figures import CleaningSpec; from fsla.experiments.reproduce import reproduce\n"
         "import torch; torch.set_num_threads(1)\n"
         "def report(spec, step, done, total):\n"

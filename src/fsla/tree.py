@@ -11,9 +11,9 @@ but for the batch's rows. Sums with a tensor give a tensor; nothing of the lengt
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import TypeVar, overload
+from typing import TypeGuard, TypeVar, overload
 
 import torch
 from torch import Tensor
@@ -110,10 +110,9 @@ def _form(t: Leaf) -> str:
     return f"{tuple(t.shape)} {t.dtype} on {t.device}"
 
 
-def _tensors(leaves: Sequence[Leaf]) -> list[Tensor] | None:
-    """The leaves as tensors, or None if one of them is rows."""
-    found = [t for t in leaves if isinstance(t, Tensor)]
-    return found if len(found) == len(leaves) else None
+def _tensors(leaves: list[Leaf]) -> TypeGuard[list[Tensor]]:
+    """Whether none of the leaves is rows."""
+    return Rows not in map(type, leaves)
 
 
 @overload
@@ -126,13 +125,11 @@ def axpy(a: Scalar, x: Leaves, y: Leaves) -> Leaves:
     """Returns y + a x."""
     own = list(y.values())
     other = aligned(x, y)
-    ys = _tensors(own)
-    xs = _tensors(other)
-    if xs is None or ys is None:
+    if not (_tensors(own) and _tensors(other)):
         return {name: _add(u, a, t) for name, u, t in zip(y, own, other, strict=True)}
     if isinstance(a, Tensor):
-        return dict(zip(y, torch._foreach_add(ys, torch._foreach_mul(xs, a)), strict=True))
-    return dict(zip(y, torch._foreach_add(ys, xs, alpha=a), strict=True))
+        return dict(zip(y, torch._foreach_add(own, torch._foreach_mul(other, a)), strict=True))
+    return dict(zip(y, torch._foreach_add(own, other, alpha=a), strict=True))
 
 
 def _add(y: Leaf, a: Scalar, x: Leaf) -> Leaf:
@@ -159,10 +156,10 @@ def scale(a: Scalar, x: Tree) -> Tree: ...
 def scale(a: Scalar, x: Leaves) -> Leaves: ...
 def scale(a: Scalar, x: Leaves) -> Leaves:
     """Returns a x."""
-    xs = _tensors(list(x.values()))
-    if xs is None:
+    own = list(x.values())
+    if not _tensors(own):
         return {name: t.scaled(a) if isinstance(t, Rows) else a * t for name, t in x.items()}
-    return dict(zip(x, torch._foreach_mul(xs, a), strict=True))
+    return dict(zip(x, torch._foreach_mul(own, a), strict=True))
 
 
 def dot(x: Leaves, y: Leaves) -> Tensor:

@@ -48,10 +48,12 @@ def test_it_finds_the_minimum_of_f(name):
     best = torch.linalg.solve(q.hessian(), -q.gradient(torch.zeros(3, dtype=F64)))
     solver = make(name)
     state = solver.init(q, q.point(torch.zeros(3, dtype=F64), torch.zeros(6, dtype=F64)), FULL)
-    for _ in range(4000):
-        state = solver.step(q, state, FULL)
-    gap = float((state.at.lam["lam"] - best).norm() / best.norm())
-    assert gap < SETTINGS[name][1]
+    gaps = []
+    while not gaps or gaps[-1] > SETTINGS[name][1]:
+        assert len(gaps) < 20, gaps
+        for _ in range(200):
+            state = solver.step(q, state, FULL)
+        gaps.append(float((state.at.lam["lam"] - best).norm() / best.norm()))
 
 
 def test_it_runs_on_trees_of_many_tensors_in_float32_and_float64(name):

@@ -7,9 +7,10 @@ import pytest
 import torch
 
 import fsla
-from fsla import Point, Sample, tree
+from fsla import Counted, Point, Sample, tree
 from fsla.problems import LeastSquares, Quadratic
 from fsla.theory import decreasing_step, spectral_abscissa
+from fsla.training.engine import make_engine
 from support import normal
 
 DATA = LeastSquares.draw(0)
@@ -31,9 +32,10 @@ def bias(kind, eta, momentum="storm", steps=4000):
     problem, q, samples = DATA.losses(), DATA.quadratic(), source(kind)
     solver = fsla.algorithms.fsla(fsla.rates.constant(alpha=0.0, tau=0.1, beta=0.1, eta=eta), momentum=momentum)
     state = solver.init(problem, Point({"lam": normal(4, seed=1)}, {"omega": normal(5, seed=2)}), next(samples))
+    engine, _ = make_engine("graph", solver, Counted(problem), lambda: next(samples), torch.Generator(), state)
     gaps = []
     for k in range(steps):
-        state = solver.step(problem, state, next(samples))
+        state = engine.advance(state, 1)
         if k >= 500:
             gaps.append(state.d["lam"] - (q.S @ state.at.lam["lam"] - q.J @ state.memory["omega"]))
     blocks = torch.stack(gaps).reshape(50, -1, 4).mean(1)
@@ -60,7 +62,7 @@ def test_storm_is_biased_where_the_hvp_and_the_cross_product_share_a_batch():
 def test_the_sign_of_the_spectral_abscissa_predicts_convergence():
     """Deterministic FSLA with small steps, on quadratics and ratios on both sides of stability."""
     signs = set()
-    for seed, ratio in itertools.product(range(6), (0.05, 0.3, 1.0, 3.0)):
+    for seed, ratio in itertools.product(range(4), (0.05, 0.3, 1.0, 3.0)):
         q = Quadratic.random(2, 3, kappa=6.0, seed=seed)
         worst = spectral_abscissa(q.H, q.J, q.Q, q.R, q.S, c_tau=ratio, c_beta=ratio)
         if abs(worst) < 0.01:

@@ -31,8 +31,11 @@ def _needing(what: str) -> Iterator[None]:
 def trace(f: Callable[..., object], example: Sequence[Tensor]) -> fx.GraphModule:
     """The tensor operations of f, those of automatic differentiation among them, as a program."""
     with _needing("torch.fx.experimental.proxy_tensor.make_fx"):
+        from torch._guards import TracingContext, tracing
+        from torch._subclasses import FakeTensorMode
         from torch.fx.experimental.proxy_tensor import make_fx
-    return make_fx(f)(*example)
+    with tracing(TracingContext(FakeTensorMode())):  # one for all nodes: each would make its own, half of the time
+        return make_fx(f)(*example)
 
 
 def without_mutation(module: fx.GraphModule, example: Sequence[Tensor]) -> fx.GraphModule:
