@@ -52,7 +52,7 @@ def run(name, algorithm, problem, at, draw, generator, steps):
     generator.manual_seed(3)
     counted = Counted(problem, size=lambda batch: sum(map(len, batch)) if isinstance(batch, Batches) else len(batch))
     state = algorithm.init(counted, at, draw())
-    engine, state = make_engine(name, algorithm, counted, draw, generator, state)
+    engine = make_engine(name, algorithm, counted, draw, generator, state)
     state = engine.advance(state, 2)
     state = engine.advance(state, steps - state.k)
     return state, (counted.calls, counted.samples), engine
@@ -192,10 +192,8 @@ def test_programs_see_changed_data_but_hold_no_copy():
     )
     at, generator = Point({"l": normal(3)}, {"w": normal(3, seed=1)}), torch.Generator()
     algorithm, counted = fsla.algorithms.fsla(fsla.rates.constant(0.1, 0.1, 0.1)), Counted(problem)
-    engine, state = make_engine(
-        "graph", algorithm, counted, lambda: Sample.full(None, None), generator,
-        algorithm.init(counted, at, Sample.full(None, None)),
-    )  # fmt: skip
+    state = algorithm.init(counted, at, Sample.full(None, None))
+    engine = make_engine("graph", algorithm, counted, lambda: Sample.full(None, None), generator, state)
     state = engine.advance(state, 5)
     scale.fill_(2.0)
     after, expected = engine.advance(state, 1), algorithm.step(problem, state, Sample.full(None, None))
@@ -209,7 +207,7 @@ def test_a_state_of_another_form_gets_its_own_program():
     found = []
     for name in ("eager", "graph"):
         generator.manual_seed(3)
-        engine, _ = make_engine(name, algorithm, problem, source, generator, algorithm.init(problem, at, source()))
+        engine = make_engine(name, algorithm, problem, source, generator, algorithm.init(problem, at, source()))
         for start in (at, turned, at):
             found.append(engine.advance(algorithm.init(problem, start, source()), 5))
     for a, b in zip(found[:3], found[3:], strict=True):
@@ -266,9 +264,8 @@ def test_a_compiler_that_fails_is_said_once_and_the_run_goes_on(monkeypatch, bad
     algorithm = fsla.algorithms.fsla(fsla.rates.constant(0.5, 0.1, 0.1))
     source = sampler("fsla", draw)
     counted = Counted(problem)
-    engine, state = make_engine(
-        "auto", algorithm, counted, source, generator, algorithm.init(counted, at, source()), 10**6
-    )
+    state = algorithm.init(counted, at, source())
+    engine = make_engine("auto", algorithm, counted, source, generator, state, 10**6)
     assert engine.name == "compile"
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
@@ -280,7 +277,7 @@ def test_a_compiler_that_fails_is_said_once_and_the_run_goes_on(monkeypatch, bad
     assert [str(w.message) for w in said] == [f"Engine 'compile' is unavailable: {why[bad]} Using 'graph'."]
     assert engine.name == "graph"
     assert len(engine.programs) == 1
-    engine, state = make_engine("compile", algorithm, counted, source, generator, state)
+    engine = make_engine("compile", algorithm, counted, source, generator, state)
     with pytest.raises(RuntimeError, match=r"no compiler here|does not give the numbers"):
         engine.advance(state, 1)
 
@@ -291,9 +288,8 @@ def test_auto_chooses_by_the_length_of_the_run_and_never_by_time():
     source, counted = sampler("fsla", draw), Counted(problem)
     start = algorithm.init(counted, at, source())
     for steps, kind in ((10, Eager), (1000, Replay), (10**6, Replay)):
-        engine, state = make_engine("auto", algorithm, counted, source, generator, start, steps)
+        engine = make_engine("auto", algorithm, counted, source, generator, start, steps)
         assert type(engine) is kind
-        assert state is start
     assert engine.name == "graph"  # convolutions gain nothing from a compiler on a CPU
 
 
@@ -382,7 +378,8 @@ def test_what_a_gpu_cannot_capture_falls_back_to_steps(bad, engine, monkeypatch)
     stored = iter([draw() for _ in range(20)])
     algorithm = fsla.algorithms.fsla(fsla.rates.constant(0.01, 0.01, 0.01))
     source = draw if bad == "item" else lambda: next(stored)
-    made, state = make_engine("auto", algorithm, problem, source, generator, algorithm.init(problem, at, draw()))
+    state = algorithm.init(problem, at, draw())
+    made = make_engine("auto", algorithm, problem, source, generator, state)
     with pytest.warns(EngineWarning, match="is unavailable"):
         state = made.advance(state, 5)
     assert made.name == "eager"

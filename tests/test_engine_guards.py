@@ -41,7 +41,7 @@ def run(name, make, calls=(40,), rates=RATES, change=lambda i, state: None):
     state = algorithm.init(problem, START, draw())
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
-        engine, state = make_engine(name, algorithm, problem, draw, torch.Generator(), state, 1000)
+        engine = make_engine(name, algorithm, problem, draw, torch.Generator(), state, 1000)
         for i, n in enumerate(calls):
             change(i, state)
             state = engine.advance(state, n)
@@ -208,11 +208,11 @@ def test_a_loss_that_reads_numbers_is_not_captured(reader):
     for _ in range(60):
         expected = algorithm.step(problem, expected, draw())
     assert crossed == {False, True}  # the numbers that are read do change
-    engine, _ = make_engine("auto", algorithm, problem, _samples(), torch.Generator(), state, 1000)
+    engine = make_engine("auto", algorithm, problem, _samples(), torch.Generator(), state, 1000)
     with pytest.warns(EngineWarning, match=r"Engine 'graph' is unavailable: .*Using 'eager'\."):
         assert same(engine.advance(state, 60), expected)
     assert engine.name == "eager"
-    engine, _ = make_engine("graph", algorithm, problem, _samples(), torch.Generator(), state)
+    engine = make_engine("graph", algorithm, problem, _samples(), torch.Generator(), state)
     with pytest.raises(CaptureError, match=r"cannot be captured"):
         engine.advance(state, 60)
 
@@ -254,9 +254,8 @@ def test_an_algorithm_that_reads_k_in_its_move_is_not_captured():
 
     draw = _samples()
     problem = Problem(plain, outer)
-    engine, state = make_engine(
-        "graph", Odd(), problem, draw, torch.Generator(), algorithm.init(problem, START, draw())
-    )
+    state = algorithm.init(problem, START, draw())
+    engine = make_engine("graph", Odd(), problem, draw, torch.Generator(), state)
     with pytest.raises(CaptureError, match=r"must not read state\.k"):
         engine.advance(state, 2)
 
@@ -393,7 +392,7 @@ def test_what_is_not_finite_is_stepped_and_captured_once_it_is():
     problem, algorithm = Problem(inner, outer), fsla.algorithms.soba(RATES)
     bad = Point({"l": normal(1)}, {"w": normal(3) * 1e200})
     state = algorithm.init(problem, START, draw())._replace(at=bad)
-    engine, _ = make_engine("graph", algorithm, problem, draw, torch.Generator(), state)
+    engine = make_engine("graph", algorithm, problem, draw, torch.Generator(), state)
     broken = engine.advance(state, 30)
     assert not broken.is_finite()
     found = engine.advance(algorithm.init(problem, START, draw()), 4)
@@ -410,7 +409,7 @@ def test_a_converged_run_is_not_taken_for_a_wrong_one():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         state = algorithm.init(problem, START, FULL)
-        engine, _ = make_engine("graph", algorithm, problem, lambda: FULL, torch.Generator(), state)
+        engine = make_engine("graph", algorithm, problem, lambda: FULL, torch.Generator(), state)
         for _ in range(60):
             state = engine.advance(state, 50)
     assert float(state.d["l"].norm()) < 1e-13
@@ -462,9 +461,8 @@ def test_batches_of_several_inner_steps_are_one_form():
         inner = Batches([draw(), draw()])
         return Sample(inner, None, inner, None, inner[0])
 
-    engine, state = make_engine(
-        "graph", algorithm, problem, sample, torch.Generator(), algorithm.init(problem, START, sample())
-    )
+    state = algorithm.init(problem, START, sample())
+    engine = make_engine("graph", algorithm, problem, sample, torch.Generator(), state)
     state = engine.advance(state, 20)
     assert state.k == 20
     assert len(engine.programs) == 1

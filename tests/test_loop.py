@@ -463,7 +463,7 @@ def driven(monkeypatch, *, stride=3, **arguments):
 
     def make(name, algorithm, problem, draw, generator, state, steps, budget_s):
         clock.now += 5.0
-        return motor, state
+        return motor
 
     def measure(state):
         clock.now += 1000.0

@@ -26,9 +26,11 @@ def whole_number(value: object, name: str, owner: str) -> None:
         raise ValueError(f"The {name!r} of {owner} must be at least 1. Got {value} instead.")
 
 
-def positive(value: float | None, name: str, owner: str) -> None:
-    """Raises unless value is a positive number or None."""
-    if value is not None and not isinstance(value, int | float):
+def positive(value: object, name: str, owner: str, *, optional: bool = False) -> None:
+    """Raises unless value is a positive number, or None where it is optional."""
+    if optional and value is None:
+        return
+    if isinstance(value, bool) or not isinstance(value, int | float):
         raise TypeError(f"The {name!r} of {owner} must be a number. Got {value!r} instead.")
-    if value is not None and not 0 < value < float("inf"):
+    if not 0 < value < float("inf"):
         raise ValueError(f"The {name!r} of {owner} must be positive. Got {value} instead.")

@@ -58,7 +58,7 @@ class Differences:
     """
 
     def __init__(self, problem: Oracles, relative_step: float | None = None) -> None:
-        positive(relative_step, "relative_step", "Differences")
+        positive(relative_step, "relative_step", "Differences", optional=True)
         self.problem = problem
         self.relative_step = relative_step
 

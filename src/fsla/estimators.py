@@ -56,7 +56,7 @@ class Tracked:
 
     def __post_init__(self) -> None:
         whole_number(self.steps, "steps", "Tracked")
-        positive(self.radius, "radius", "Tracked")
+        positive(self.radius, "radius", "Tracked", optional=True)
 
     def hvp_batches(self, inner_steps: int) -> int:
         return self.steps
@@ -96,7 +96,7 @@ class Neumann:
 
     def __post_init__(self) -> None:
         whole_number(self.steps, "steps", "Neumann")
-        positive(self.beta, "beta", "Neumann")
+        positive(self.beta, "beta", "Neumann", optional=True)
 
     def __call__(self, matvec: Matvec, b: Tree) -> Tree:
         return linsolve.neumann(matvec, b, steps=self.steps, beta=self.beta)
@@ -112,7 +112,7 @@ class ConjugateGradient:
 
     def __post_init__(self) -> None:
         whole_number(self.steps, "steps", "ConjugateGradient")
-        positive(self.tol, "tol", "ConjugateGradient")
+        positive(self.tol, "tol", "ConjugateGradient", optional=True)
 
     def __call__(self, matvec: Matvec, b: Tree) -> Tree:
         return linsolve.cg(matvec, b, steps=self.steps, tol=self.tol, stop_early=self.stop_early)

@@ -82,7 +82,7 @@ def hypergradient(
     compute = pick(method, METHODS, "method")
     whole_number(steps, "steps", "hypergradient")
     for name, value in (("beta", beta), ("tol", tol)):
-        positive(value, name, "hypergradient")
+        positive(value, name, "hypergradient", optional=True)
     if truncate is not None and method != "unrolled":
         raise ValueError(f"truncate is for method='unrolled' alone. Got truncate={truncate} with method={method!r}.")
     xi = Sample.full(inner_batch, outer_batch, seed=seed)

@@ -60,9 +60,13 @@ def cg(
     definite, the result no longer changes. With stop_early the loop then also ends, which saves products but makes
     the host wait for the device at each step. `history` receives the (α_k, p_k) of Lemma 2.
     """
-    v, r, q, rr = zeros_like(b), b, b, dot(b, b)
+    v = zeros_like(b)
+    r = b
+    q = b
+    rr = dot(b, b)
     floor = rr * (torch.finfo(rr.dtype).eps if tol is None else tol) ** 2
-    past, active = zeros_like(b), rr > floor
+    past = zeros_like(b)
+    active = rr > floor
     for _ in range(steps):
         hq = matvec(q)
         curvature = dot(q, hq)
@@ -72,7 +76,8 @@ def cg(
         alpha = torch.where(active, rr / torch.where(active, curvature, 1), 0)
         if history is not None:
             history.append(Step(alpha, axpy(1.0, past, b)))
-        v, r = axpy(alpha, q, v), axpy(-alpha, hq, r)
+        v = axpy(alpha, q, v)
+        r = axpy(-alpha, hq, r)
         rr, before = dot(r, r), rr
         past = scale(torch.where(active, rr / torch.where(active, before, 1), 0), q)
         q = axpy(1.0, past, r)
@@ -81,7 +86,8 @@ def cg(
 
 def relative_residual(matvec: Matvec, b: Tree, v: Tree) -> Tensor:
     """Returns ‖b - H v‖ / ‖b‖ (0 where b = 0, NaN where anything is), at the price of one product."""
-    scale_b, gap = norm(b), norm(sub(b, matvec(v)))
+    scale_b = norm(b)
+    gap = norm(sub(b, matvec(v)))
     return torch.where(scale_b == 0, gap, gap / torch.where(scale_b == 0, 1, scale_b))
 
 
@@ -94,7 +100,10 @@ def largest_eigenvalue(matvec: Matvec, like: Tree, *, steps: int = 30, seed: int
     """
     generator = torch.Generator().manual_seed(seed)
     q: Tree = {name: torch.randn(t.shape, dtype=t.dtype, generator=generator).to(t.device) for name, t in like.items()}
-    q, basis, diagonal, off = scale(1 / norm(q), q), [], [], []
+    q = scale(1 / norm(q), q)
+    basis = []
+    diagonal = []
+    off = []
     for _ in range(min(steps, size(like))):
         basis.append(q)
         w = matvec(q)
@@ -106,6 +115,7 @@ def largest_eigenvalue(matvec: Matvec, like: Tree, *, steps: int = 30, seed: int
         if not float(off[-1]) > 1e-6 * abs(float(diagonal[0])):
             break
         q = scale(1 / off[-1], w)
-    a, b = torch.stack(diagonal).double(), torch.stack(off[: len(diagonal) - 1]).double() if len(diagonal) > 1 else None
+    a = torch.stack(diagonal).double()
+    b = torch.stack(off[: len(diagonal) - 1]).double() if len(diagonal) > 1 else None
     t = torch.diag(a) if b is None else torch.diag(a) + torch.diag(b, 1) + torch.diag(b, -1)
     return float(torch.linalg.eigvalsh(t)[-1])

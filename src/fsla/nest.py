@@ -69,7 +69,8 @@ def tensors(x: object) -> list[Tensor]:
 
 def copy_into(to: object, source: object) -> None:
     """Writes the tensors of one nest into those of another of the same form, which they may look into."""
-    targets, values = tensors(to), tensors(source)
+    targets = tensors(to)
+    values = tensors(source)
     written = {t.untyped_storage().data_ptr() for t in targets}
     with torch.no_grad():
         values = [v.clone() if v.untyped_storage().data_ptr() in written else v for v in values]

@@ -87,12 +87,17 @@ class Theorem5:
 
     def lemma_constants(self, alpha: Number | None = None) -> LemmaConstants:
         """Returns the constants of the error lemmas; at a step α, the strict ones, with the terms the paper drops."""
-        c, g1, gv, gw = self.constants, self.gamma1_sq, self.gamma_v, self.gamma_omega
-        L_F, ML_H = Fraction(c.L_F_omega) ** 2, self.M**2 * Fraction(c.L_H) ** 2
+        c = self.constants
+        g1 = self.gamma1_sq
+        gv = self.gamma_v
+        gw = self.gamma_omega
+        L_F = Fraction(c.L_F_omega) ** 2
+        ML_H = self.M**2 * Fraction(c.L_H) ** 2
         omega = 2 * (self.c_tau**2 * self.gamma2_sq * self.gamma3_sq + 4 * self.c_beta**2 * g1 * self.gamma4_sq)
         v = 32 * self.c_beta**2 * g1 * self.gamma3_sq
         a = Fraction(0 if alpha is None else alpha)
-        up_v, up_w = 1 + gv * a, 1 + gw * a
+        up_v = 1 + gv * a
+        up_w = 1 + gw * a
         vw = self.c_beta**2 * up_v * up_w * (L_F + up_v * ML_H) / gv
         return LemmaConstants(
             d_d=2 * self.gamma2_sq + a * (up_w * omega * self.C_omega**2 / gw + up_v * v * self.C_v**2 / gv),
@@ -105,7 +110,10 @@ class Theorem5:
 
     def margins(self, alpha: Number, *, strict: bool = False) -> tuple[Fraction, Fraction, Fraction]:
         """Returns left minus right sides of inequalities (40), (41), (42) at step α: all must be negative."""
-        a, mu, g1, g2 = Fraction(alpha), Fraction(self.constants.mu), self.gamma1_sq, self.gamma2_sq
+        a = Fraction(alpha)
+        mu = Fraction(self.constants.mu)
+        g1 = self.gamma1_sq
+        g2 = self.gamma2_sq
         C = self.lemma_constants(alpha if strict else None)
         shrink_v = (1 + self.gamma_v * a) ** 3 * (1 - self.c_beta * mu * a) - 1
         shrink_omega = (1 + self.gamma_omega * a) * (1 - self.c_tau * mu * a) - 1
@@ -137,14 +145,20 @@ def theorem5(constants: Constants) -> Theorem5:
     """
     c = {f.name: Fraction(getattr(constants, f.name)) for f in fields(constants)}
     mu, L, C_J, L_J, L_H, L_F_lam, L_F_omega, C_F_omega = c.values()
-    M, C_omega = C_F_omega / mu, C_J / mu
+    M = C_F_omega / mu
+    C_omega = C_J / mu
     C_v = (C_F_omega * L_H / mu**2 + L_F_omega / mu) * (1 + C_omega)
-    g1, g2, g3, g4 = C_J**2, 2 * L_F_lam**2 + 4 * M**2 * L_J**2, L**2, 2 * (L_F_omega**2 + 2 * M**2 * L_H**2)
+    g1 = C_J**2
+    g2 = 2 * L_F_lam**2 + 4 * M**2 * L_J**2
+    g3 = L**2
+    g4 = 2 * (L_F_omega**2 + 2 * M**2 * L_H**2)
     L_f = (1 + C_omega) * (L_F_lam + M * L_J) + C_J * C_v
     if g2 == 0:
         return theorem5(replace(constants, L_F_lam=L_f / 10 / (1 + C_omega)))
-    gv, gw = 32 * g1 * C_v**2, 8 * g2 * C_omega**2
-    c_eta, c_beta = 4 * g2 / L_f, 2 * (3 * gv + 1) / mu
+    gv = 32 * g1 * C_v**2
+    gw = 8 * g2 * C_omega**2
+    c_eta = 4 * g2 / L_f
+    c_beta = 2 * (3 * gv + 1) / mu
     c_tau = (2 * gv * g2 * gw + 2 * gv * g2 + 4 * g1 * c_beta**2 * (L_F_omega**2 + M**2 * L_H**2)) / (gv * g2 * mu)
     noise_d = 2 * (c_tau**2 * g2 + 4 * c_beta**2 * (1 + M**2) * g1 + c_eta**2 * (1 + M**2))
     C_bar = noise_d / c_eta + 4 * g1 * c_beta**2 * (1 + M**2) + g2 * c_tau**2
@@ -193,11 +207,17 @@ def lemma3(mu: float, L: float, betas: Sequence[float], e_omega: Sequence[float]
     for k, beta in enumerate(betas):
         if not 0 < beta <= limit * (1 + 1e-12):
             raise ValueError(f"Every beta must lie in (0, 2/(L+mu)] = (0, {limit:.4g}]. Got beta_{k} = {beta} instead.")
-    m, omega, p = [], [], []
-    product, sum_omega, sum_p = 1.0, 0.0, 0.0
+    m = []
+    omega = []
+    p = []
+    product = 1.0
+    sum_omega = 0.0
+    sum_p = 0.0
     for beta, e, f in zip(betas, e_omega, e_p, strict=True):
         shrink = 1 - mu * beta
-        product, sum_omega, sum_p = product * shrink, shrink * sum_omega + beta * e, shrink * sum_p + beta * f
+        product = product * shrink
+        sum_omega = shrink * sum_omega + beta * e
+        sum_p = shrink * sum_p + beta * f
         m.append(product)
         omega.append(sum_omega)
         p.append(sum_p)

@@ -32,7 +32,7 @@ def bias(kind, eta, momentum="storm", steps=4000):
     problem, q, samples = DATA.losses(), DATA.quadratic(), source(kind)
     solver = fsla.algorithms.fsla(fsla.rates.constant(alpha=0.0, tau=0.1, beta=0.1, eta=eta), momentum=momentum)
     state = solver.init(problem, Point({"lam": normal(4, seed=1)}, {"omega": normal(5, seed=2)}), next(samples))
-    engine, _ = make_engine("graph", solver, Counted(problem), lambda: next(samples), torch.Generator(), state)
+    engine = make_engine("graph", solver, Counted(problem), lambda: next(samples), torch.Generator(), state)
     gaps = []
     for k in range(steps):
         state = engine.advance(state, 1)

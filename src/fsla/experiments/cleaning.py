@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from fsla.checks import pick, positive, whole_number
 from fsla.counted import Counted
 from fsla.data import CleaningTask, Images, Sampler, TaskSpec, make_task
-from fsla.experiments.methods import Bp, Fsla, Method, Oracle, number
+from fsla.experiments.methods import Bp, Fsla, Method, Oracle
 from fsla.problem import Oracles, Point
 from fsla.problems.networks import MODELS, RIDGE, build
 from fsla.problems.reweighting import Reweighting, weights
@@ -69,8 +69,8 @@ class RunSpec:
         for name in ("steps", "every", "batch"):
             whole_number(getattr(self, name), name, "RunSpec")
         for name in ("delta", "c_tau", "c_beta", "c_eta"):
-            number(getattr(self, name), name, "RunSpec")
-        positive(self.budget_s, "budget_s", "RunSpec")
+            positive(getattr(self, name), name, "RunSpec")
+        positive(self.budget_s, "budget_s", "RunSpec", optional=True)
         if self.budget_calls is not None:
             whole_number(self.budget_calls, "budget_calls", "RunSpec")
 

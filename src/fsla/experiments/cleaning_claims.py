@@ -185,7 +185,10 @@ def _much_slower(fsla: Runs, one: Runs) -> Claim:
 def _ahead_by_iterations(fsla: Runs, rivals: Mapping[str, Runs]) -> Claim:
     """Held if FSLA is ahead of all, at the last step that both have; open if some were cut too early to tell."""
     mine = fsla.curve()
-    ahead, behind, behind_for_good, short = [], [], [], []
+    ahead = []
+    behind = []
+    behind_for_good = []
+    short = []
     for label, rival in rivals.items():
         step = last_common_step((fsla, rival))
         theirs = rival.curve()[step]

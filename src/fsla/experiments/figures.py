@@ -32,7 +32,7 @@ class CleaningSpec:
 
     def __post_init__(self) -> None:
         pick(self.scale, SCALES, "scale")
-        positive(self.budget_s, "budget", "reproduce")
+        positive(self.budget_s, "budget", "reproduce", optional=True)
 
 
 @dataclass(frozen=True)

@@ -96,7 +96,7 @@ class Ns:
     def __post_init__(self) -> None:
         whole_number(self.T, "T", "Ns")
         whole_number(self.K, "K", "Ns")
-        number(self.beta, "beta", "Ns")
+        positive(self.beta, "beta", "Ns")
         pick(self.momentum, MOMENTA, "momentum")
 
     @property
@@ -186,13 +186,6 @@ class Oracle:
 
 
 Method = Fsla | Bp | Ns | Cg | NoCleaning | Oracle
-
-
-def number(value: object, name: str, owner: str) -> None:
-    """Raises unless value is a positive, finite number."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise TypeError(f"The {name!r} of {owner} must be a number. Got {value!r} instead.")
-    positive(value, name, owner)
 
 
 def _gradients(momentum: str) -> int:

@@ -112,8 +112,8 @@ def _execute(spec: SourcesSpec, method: str, seed: int, device: torch.device, re
         return torch.randint(len(tokens), (spec.batch,), generator=generator, device=device)
 
     def draw(k: int) -> Sample:
-        inner, outer = lambda: batch(text.tokens), lambda: batch(text.trusted)
-        return Sample.draw("shared", inner, outer, seed=k if mask_seeds else None)
+        seed = k if mask_seeds else None
+        return Sample.draw("shared", lambda: batch(text.tokens), lambda: batch(text.trusted), seed=seed)
 
     state = algorithm.init(problem, weighting.start(omega), draw(0))
     del model, omega

@@ -213,5 +213,6 @@ def _number(x: float | None) -> str:
 
 
 def _least(seconds: dict[str, Any], level: str) -> bool:
-    own, others = seconds["FSLA"][level], [seconds[m][level] for m in METHODS[:3]]
+    own = seconds["FSLA"][level]
+    others = [seconds[m][level] for m in METHODS[:3]]
     return own is not None and all(x is None or own < x for x in others)

@@ -39,9 +39,14 @@ class Synthetic:
         def noise() -> Tensor:
             return torch.randn(rows, generator=g, dtype=torch.float64) * math.sqrt(0.1)
 
-        A_o, A_lam, A_omega = uniform(rows, dim), uniform(rows, dim), uniform(rows, dim)
-        lam, omega, omega_o = uniform(dim), uniform(dim), uniform(dim)
-        b_o, b_i = A_o @ omega_o + noise(), A_lam @ lam + A_omega @ omega + noise()
+        A_o = uniform(rows, dim)
+        A_lam = uniform(rows, dim)
+        A_omega = uniform(rows, dim)
+        lam = uniform(dim)
+        omega = uniform(dim)
+        omega_o = uniform(dim)
+        b_o = A_o @ omega_o + noise()
+        b_i = A_lam @ lam + A_omega @ omega + noise()
         return cls(A_o, b_o, A_lam, A_omega, b_i, lam, uniform(dim))
 
     def losses(self) -> Problem:
@@ -57,7 +62,8 @@ class Synthetic:
 
     def quadratic(self) -> Quadratic:
         """The same problem in closed form (up to constants of F and G)."""
-        p, n = self.A_lam.shape[1], self.A_omega.shape[1]
+        p = self.A_lam.shape[1]
+        n = self.A_omega.shape[1]
         return Quadratic(
             H=2 * self.A_omega.T @ self.A_omega,
             J=2 * self.A_lam.T @ self.A_omega,
@@ -116,8 +122,11 @@ class LeastSquares:
 
     def quadratic(self) -> Quadratic:
         """The whole sum in closed form."""
-        N, p, n = len(self.b), self.x.shape[1], self.a.shape[1]
-        eye_p, eye_n = torch.eye(p, dtype=self.a.dtype), torch.eye(n, dtype=self.a.dtype)
+        N = len(self.b)
+        p = self.x.shape[1]
+        n = self.a.shape[1]
+        eye_p = torch.eye(p, dtype=self.a.dtype)
+        eye_n = torch.eye(n, dtype=self.a.dtype)
         return Quadratic(
             H=self.a.T @ self.a / N + self.rho_omega * eye_n,
             J=-self.x.T @ self.a / N,

@@ -45,7 +45,8 @@ class Quadratic:
 
         axes = torch.linalg.qr(normal(n, n))[0]
         H = axes @ torch.diag(torch.linspace(1.0, kappa, n, dtype=dtype)) @ axes.T
-        Q, S = normal(n, n), normal(p, p)
+        Q = normal(n, n)
+        S = normal(p, p)
         return cls(
             (H + H.T) / 2, normal(p, n), normal(n), Q @ Q.T / n, normal(n), 0.1 * normal(p, n), S @ S.T / p, normal(p)
         )

@@ -38,7 +38,8 @@ def difference(start: State, a: State, b: State, tolerance: Tolerance, step: Cal
     before, one, two = map(_parts, (start, a, b))
     nudged: dict[str, list[Tensor]] | None = None
     for name, expected in one.items():
-        gap, size = _norm(expected, two[name]), _norm(expected)
+        gap = _norm(expected, two[name])
+        size = _norm(expected)
         single = any(t.dtype != torch.float64 for t in expected)
         eps = torch.finfo(torch.float32 if single else torch.float64).eps
         moved = _norm(expected, before[name]) if len(before[name]) == len(expected) else size

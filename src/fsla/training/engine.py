@@ -82,8 +82,8 @@ def make_engine(
     state: State,
     steps: int | None = None,
     budget_s: float | None = None,
-) -> tuple[Engine, State]:
-    """Returns the engine of a name, and the state from which it goes on.
+) -> Engine:
+    """Returns the engine of a name.
 
     A step is captured when `advance` first takes one. What cannot be captured, such as a loss that asks a tensor for a
     number, is an error of that call; with "auto" it is a warning, and steps are taken eagerly.
@@ -103,10 +103,10 @@ def make_engine(
     device = generator.device.type
     chosen = _automatic(device, state, steps, budget_s) if name == "auto" else name
     if chosen == "eager":
-        return Eager(algorithm, problem, draw), state
+        return Eager(algorithm, problem, draw)
     if device == "cuda":
-        return CudaGraph(chosen, algorithm, problem, draw, generator, lenient=name == "auto"), state
-    return Replay(chosen, algorithm, problem, draw, lenient=name == "auto"), state
+        return CudaGraph(chosen, algorithm, problem, draw, generator, lenient=name == "auto")
+    return Replay(chosen, algorithm, problem, draw, lenient=name == "auto")
 
 
 def _automatic(device: str, state: State, steps: int | None, budget_s: float | None) -> str:

@@ -83,8 +83,8 @@ def train(
     for value, name in ((save_every, "save_every"), (budget_calls, "budget_calls")):
         if value is not None:
             whole_number(value, name, "train")
-    positive(budget_s, "budget_s", "train")
-    positive(growth, "growth", "train")
+    positive(budget_s, "budget_s", "train", optional=True)
+    positive(growth, "growth", "train", optional=True)
     if growth is not None and growth <= 1:
         raise ValueError(f"The 'growth' of train must be more than 1, or None. Got {growth} instead.")
     saves = Saves(run, checkpoint, save_every, SAVE_EVERY_S, identity)
@@ -225,9 +225,7 @@ def _usual(progress: Progress, name: str) -> float:
 def _prepared(run: Run, progress: Progress, name: str, steps: int, budget_s: float | None) -> Engine:
     """The engine, made off the clock."""
     begun = perf_counter()
-    stepper, progress.state = make_engine(
-        name, run.algorithm, run.problem, run.draw, run.generator, progress.state, steps, budget_s
-    )
+    stepper = make_engine(name, run.algorithm, run.problem, run.draw, run.generator, progress.state, steps, budget_s)
     wait(run.device)
     progress.preparation_seconds += perf_counter() - begun
     return stepper

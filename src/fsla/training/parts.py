@@ -19,7 +19,8 @@ from torch import Tensor, fx
 from torch.fx.passes.split_module import split_module
 
 aten = torch.ops.aten
-BEFORE, AFTER = "before", "after"
+BEFORE = "before"
+AFTER = "after"
 _LONG = (
     aten.convolution.default, aten.convolution_backward.default, aten.mm.default, aten.addmm.default, aten.bmm.default,
 )  # fmt: skip
@@ -90,4 +91,5 @@ class SideBySide(fx.Interpreter):
             return out
         finally:  # an interpreter would hold the arguments and the results until the next call
             self._at_work.clear()
-            self.env, self.args_iter = {}, iter(())
+            self.env = {}
+            self.args_iter = iter(())

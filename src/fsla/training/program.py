@@ -38,7 +38,8 @@ class Program:
 
     def __init__(self, move: Move, state: State, xi: Sample, rates: Sequence[Tensor]) -> None:
         shape, own = take_apart(state[1:])
-        n, example = len(own), [*own, *rates, *tensors(xi)]
+        n = len(own)
+        example = [*own, *rates, *tensors(xi)]
         self._batches = _places(xi, n + len(rates))
         self._device = own[0].device
 

@@ -105,7 +105,8 @@ class Replay(Captured):
         return (shape, form), drawn
 
     def _rate(self, k: int, parts: list[Tensor]) -> list[Tensor]:
-        numbers, dtype = self._numbers(k), rate_dtype(parts)
+        numbers = self._numbers(k)
+        dtype = rate_dtype(parts)
         if (numbers, dtype) != self._rates[0]:
             self._rates = (numbers, dtype), list(torch.tensor(numbers, dtype=dtype).unbind())
         return self._rates[1]
@@ -144,7 +145,8 @@ class Replay(Captured):
 
     def _agreed(self, form: _Form, state: State, xi: Sample, rates: list[Tensor], expected: State) -> State:
         """The program's result if it agrees with the step itself, which is `expected`; else that."""
-        parts, drawn = tensors(state[1:]), tensors(xi)
+        parts = tensors(state[1:])
+        drawn = tensors(xi)
         runs = [(form.program.run_uncompiled, SAME_KERNELS)]
         if form.program.compiled is not None:
             runs.append((form.program.run, OTHER_KERNELS))

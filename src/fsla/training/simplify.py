@@ -156,5 +156,6 @@ def _looked_at(x: fx.Node) -> fx.Node:
 
 
 def _alike(a: fx.Node, b: fx.Node) -> bool:
-    x, y = a.meta["val"], b.meta["val"]
+    x = a.meta["val"]
+    y = b.meta["val"]
     return bool(x.shape == y.shape and x.dtype == y.dtype)

@@ -78,7 +78,8 @@ def watching(look: Callable[[Any, Sequence[object]], None]) -> AbstractContextMa
 def waiting_is_an_error() -> Iterator[None]:
     """Makes an operation for which the host waits for the GPU, such as .item(), a RuntimeError."""
     with _needing("torch.cuda.set_sync_debug_mode"):
-        mode, set_mode = torch.cuda.get_sync_debug_mode(), torch.cuda.set_sync_debug_mode
+        mode = torch.cuda.get_sync_debug_mode()
+        set_mode = torch.cuda.set_sync_debug_mode
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # "a prototype feature"
         set_mode("error")

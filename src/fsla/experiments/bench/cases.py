@@ -42,7 +42,8 @@ class Case:
     generator: torch.Generator
 
     def sgd(self) -> Advance:
-        lam, loss = self.at.lam, self.problem.inner_loss
+        lam = self.at.lam
+        loss = self.problem.inner_loss
 
         def advance(n: int) -> None:
             for _ in range(n):

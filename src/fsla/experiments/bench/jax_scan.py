@@ -80,7 +80,8 @@ def seconds_a_step(
     pick(momentum, MOMENTA, "momentum")
     for value, what in ((steps, "steps"), (n, "n"), (repeats, "repeats")):
         whole_number(value, what, "seconds_a_step")
-    jax, rates = _jax(), RATES[name](0)
+    jax = _jax()
+    rates = RATES[name](0)
     consts, first = start(name, n)
     steppers = partial(step, name, rates=rates, momentum=momentum), partial(sgd, name, rates=rates)
     scans = [_scan(name, f, steps, samples, n) for f in steppers]
@@ -102,19 +103,23 @@ def start(name: str, n: int = 10_000) -> tuple[dict[str, Array], State]:
     if name == "quadratic":
         drawn = Synthetic.draw(0)
         consts = {key: jnp.asarray(getattr(drawn, key).numpy().T) for key in ("A_o", "b_o", "A_lam", "A_omega", "b_i")}
-        lam, omega = jnp.asarray(drawn.lam.numpy()), (jnp.asarray(drawn.start.numpy()),)
+        lam = jnp.asarray(drawn.lam.numpy())
+        omega = (jnp.asarray(drawn.start.numpy()),)
     else:
         g = torch.Generator().manual_seed(0)
-        images, labels = torch.randn(IMAGES, 28, 28, 1, generator=g), torch.randint(10, (IMAGES,), generator=g)
+        images = torch.randn(IMAGES, 28, 28, 1, generator=g)
+        labels = torch.randint(10, (IMAGES,), generator=g)
         consts = {"x": jnp.asarray(images.numpy()), "y": jnp.asarray(labels.int().numpy())}
         model = build(name, 28, 10, seed=0)
-        lam, omega = jnp.zeros(n, jnp.float32), from_torch(name, {k: p.detach() for k, p in model.named_parameters()})
+        lam = jnp.zeros(n, jnp.float32)
+        omega = from_torch(name, {k: p.detach() for k, p in model.named_parameters()})
     return consts, State(lam, omega, tuple(map(jnp.zeros_like, omega)), jnp.zeros_like(lam))
 
 
 def from_torch(name: str, omega: Tree) -> tuple[Array, ...]:
     """PyTorch's parameters in their order, with channels last."""
-    jnp, out = _jax().numpy, []
+    jnp = _jax().numpy
+    out = []
     for t in omega.values():
         if t.ndim == 4:
             t = t.permute(2, 3, 1, 0)
@@ -138,14 +143,18 @@ def step(
     omega = jax.tree.map(lambda w, g: w - tau * g, state.omega, grad)
     v = jax.tree.map(lambda u, a, b: u + beta * (a - b), state.v, p, product)
 
-    new, keep = cross(name, consts, lam, omega, v, batches.cross), 1 - eta
+    new = cross(name, consts, lam, omega, v, batches.cross)
+    keep = 1 - eta
     if momentum == "storm":
         old = cross(name, consts, state.lam, state.omega, state.v, batches.cross)
-        d, change = keep * state.d, new - keep * old
+        d = keep * state.d
+        change = new - keep * old
     elif momentum == "average":
-        d, change = keep * state.d, eta * new
+        d = keep * state.d
+        change = eta * new
     else:
-        d, change = jax.numpy.zeros_like(state.d), new
+        d = jax.numpy.zeros_like(state.d)
+        change = new
     d = d - change if name == "quadratic" else d.at[batches.cross].add(-change)
     return State(lam, omega, v, d)
 
@@ -188,7 +197,8 @@ def sample_losses(name: str, consts: dict[str, Array], omega: Array, index: Arra
     """The cross entropy of each sample of a batch. Indices beyond the images start again at the first."""
     jax = _jax()
     rows = index % consts["y"].shape[0]
-    x, y = consts["x"][rows], consts["y"][rows]
+    x = consts["x"][rows]
+    y = consts["y"][rows]
     if name == "cnn":
         for kernel, bias in (omega[:2], omega[2:4]):
             x = jax.lax.conv_general_dilated(x, kernel, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
@@ -214,7 +224,8 @@ def _scan(name: str, f: Callable[..., State], steps: int, samples: str, n: int) 
         """Inner batches and an outer one, for each step of the shape."""
         if name == "quadratic":
             return None
-        keys, count = jax.random.split(key), {"independent": 3, "grouped": 2, "shared": 1}[samples]
+        keys = jax.random.split(key)
+        count = {"independent": 3, "grouped": 2, "shared": 1}[samples]
         inner = jax.random.randint(keys[0], (count, *shape, BATCH), 0, n)
         return tuple(inner), jax.random.randint(keys[1], (*shape, BATCH), 0, IMAGES)
 

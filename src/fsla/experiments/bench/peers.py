@@ -69,8 +69,10 @@ class Run:
     """A start on a benchmark problem: both levels as modules, an optimiser for each, and the two losses."""
 
     def __init__(self, case: Case) -> None:
-        self.case, self.rates = case, RATES.get(case.name, Rates())
-        self.lam, self.omega = Held(case.at.lam), Held(case.at.omega)
+        self.case = case
+        self.rates = RATES.get(case.name, Rates())
+        self.lam = Held(case.at.lam)
+        self.omega = Held(case.at.omega)
         self.inner_optimiser = torch.optim.SGD(self.omega.parameters(), lr=self.rates.inner)
         self.outer_optimiser = torch.optim.SGD(self.lam.parameters(), lr=self.rates.outer)
 
@@ -93,14 +95,17 @@ Step = Callable[[], None]
 def betty(run: Run, method: str, count: int) -> Step:
     configs, engine, logs, problems = (_load(f"betty.{part}") for part in ("configs", "engine", "logging", "problems"))
     logs.get_logger().setLevel(logging.WARNING)  # it reports each problem on standard output
-    case, device = run.case, next(run.omega.parameters()).device
+    case = run.case
+    device = next(run.omega.parameters()).device
 
     def level(
         name: str, module: Held, optimiser: Any, config: Any, draw: Callable[[], Batch], loss: Callable[[Batch], Tensor]
     ) -> Any:
         made = problems.ImplicitProblem(name, config, module=module, optimizer=optimiser)
-        made.get_batch, made.training_step = draw, loss
-        made.device, made.configure_device = device, lambda device: None  # not the GPU wherever there is one
+        made.get_batch = draw
+        made.training_step = loss
+        made.device = device
+        made.configure_device = lambda device: None  # not the GPU wherever there is one
         return made
 
     def inner(batch: Batch) -> Tensor:
@@ -122,7 +127,8 @@ def betty(run: Run, method: str, count: int) -> Step:
 
 def higher(run: Run, method: str, count: int) -> Step:
     unrolling = _load("higher").innerloop_ctx
-    problem, case = run.case.problem, run.case
+    problem = run.case.problem
+    case = run.case
 
     def step() -> None:
         with unrolling(run.omega, run.inner_optimiser) as (fast, optimiser):
@@ -137,7 +143,8 @@ def higher(run: Run, method: str, count: int) -> Step:
 
 
 def torchopt(run: Run, method: str, count: int) -> Step:
-    implicit, solvers = _load("torchopt.diff.implicit"), _load("torchopt.linear_solve")
+    implicit = _load("torchopt.diff.implicit")
+    solvers = _load("torchopt.linear_solve")
     rate = run.rates.inner
     if method == "cg":
         solve = solvers.solve_cg(maxiter=count, rtol=0.0, atol=0.0)
@@ -166,11 +173,14 @@ def torchopt(run: Run, method: str, count: int) -> Step:
 
 def hypertorch(run: Run, method: str, count: int) -> Step:
     # by submodule, for another project, on PyPI, is imported as `hypergrad` too
-    descent, solvers = _load("hypergrad.diff_optimizers").GradientDescent, _load("hypergrad.hypergradients")
+    descent = _load("hypergrad.diff_optimizers").GradientDescent
+    solvers = _load("hypergrad.hypergradients")
     solve = solvers.CG if method == "cg" else solvers.fixed_point
 
     def step() -> None:
-        lam, inner, outer = list(run.lam.parameters()), run.case.inner(), run.case.outer()
+        lam = list(run.lam.parameters())
+        inner = run.case.inner()
+        outer = run.case.outer()
         move = descent(lambda w, h: run.inner_loss(h, w, inner), run.rates.inner)
         omega = move(list(run.omega.parameters()), lam, create_graph=False)
         grads = solve(omega, lam, count, move, lambda w, h: run.outer_loss(h, w, outer), tol=0.0, set_grad=False)

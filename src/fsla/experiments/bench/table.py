@@ -65,7 +65,8 @@ def measure(
 ) -> tuple[list[Row], list[str]]:
     """The table, and a line for whatever could not be measured, with the reason."""
     whole_number(rounds, "rounds", "bench")
-    rows, notes = [], list[str]()
+    rows = []
+    notes = list[str]()
     for name in problems:
         c = case(name, device)
         timed, said = _steppers(c, device, engines, report)
@@ -79,7 +80,8 @@ def measure(
         rows += raced
         if with_peers or device.type == "cuda":
             found, said = _jax_rows(name, device, raced[0], report)
-            rows, notes = rows + found, notes + said
+            rows = rows + found
+            notes = notes + said
     return rows, list(dict.fromkeys(notes))
 
 
@@ -87,7 +89,9 @@ def _steppers(
     c: Case, device: torch.device, engines: tuple[str, ...], report: Report
 ) -> tuple[dict[Key, Advance], list[str]]:
     """Everything of ours to be timed, the SGD step that is the unit first."""
-    sgd, timed, notes = algorithms.fixed(RATES[c.name]), dict[Key, Advance](), list[str]()
+    sgd = algorithms.fixed(RATES[c.name])
+    timed = dict[Key, Advance]()
+    notes = list[str]()
     on_gpu = device.type == "cuda"
 
     def add(key: Key, problem: Oracles, algorithm: Algorithm, samples: Mode) -> None:
@@ -158,7 +162,8 @@ def scaling(
 
     For "parameters" n is the number of coordinates of ω; for "K", the steps of NS and CG.
     """
-    rates, timed = RATES["cnn"], dict[Key, Advance]()
+    rates = RATES["cnn"]
+    timed = dict[Key, Advance]()
     for value in pick(varies, SCALINGS, "scaling") if values is None else values:
         c = case("cnn", device, value if varies == "samples" else 10_000, value if varies == "parameters" else 32)
         chosen = {"fsla": algorithms.fsla(rates)} if varies != "K" else {
@@ -181,7 +186,8 @@ def _stepper(c: Case, problem: Oracles, algorithm: Algorithm, samples: Mode, eng
         return Sample.draw(samples, c.inner, c.outer)
 
     counted = Counted(problem)
-    stepper, state = make_engine(engine, algorithm, counted, draw, c.generator, algorithm.init(problem, c.at, draw()))
+    state = algorithm.init(problem, c.at, draw())
+    stepper = make_engine(engine, algorithm, counted, draw, c.generator, state)
     held = [stepper.advance(state, 4)]  # an engine captures its step, and compares it, at its first steps
 
     def advance(n: int) -> None:
