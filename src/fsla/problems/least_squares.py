@@ -58,7 +58,7 @@ class Synthetic:
         def outer(lam: Tree, omega: Tree, batch: Batch) -> Tensor:
             return (self.A_o @ omega["omega"] - self.b_o).square().sum()
 
-        return Problem(inner, outer)
+        return Problem(inner, outer, direct=False)
 
     def quadratic(self) -> Quadratic:
         """The same problem in closed form (up to constants of F and G)."""

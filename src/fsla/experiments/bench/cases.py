@@ -63,7 +63,7 @@ def case(name: str, device: torch.device, n: int = 10_000, width: int = 32) -> C
         drawn = Synthetic.draw(0)
         synthetic = Synthetic(*(getattr(drawn, f).to(device) for f in Synthetic.__dataclass_fields__))
         problem = synthetic.losses()
-        difference = Problem(problem.inner_loss, problem.outer_loss, mode="difference")
+        difference = Problem(problem.inner_loss, problem.outer_loss, direct=False, mode="difference")
         return Case(name, problem, problem, difference, synthetic.at, lambda: None, lambda: None, generator)
     images = torch.randn(IMAGES, 1, 28, 28, device=device, generator=generator)
     labels = torch.randint(10, (IMAGES,), device=device, generator=generator)
