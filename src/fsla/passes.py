@@ -82,7 +82,11 @@ def run(function: Callable[[Tree, Tree, Batch], T], lam: Tree, omega: Tree, batc
 
 def evaluate(loss: Loss, lam: Tree, omega: Tree, batch: Batch, name: str, how: Setting) -> Tensor:
     """Runs a loss; raises unless it returns a real 0-d tensor."""
-    value: object = run(loss, lam, omega, batch, name, how)
+    return scalar(run(loss, lam, omega, batch, name, how), name)
+
+
+def scalar(value: object, name: str) -> Tensor:
+    """A loss as a tensor; raises unless it is a real 0-d one."""
     if not isinstance(value, Tensor):
         raise TypeError(f"The {name} must return a 0-d tensor. Got {type(value).__name__} instead.")
     if value.ndim != 0 or not value.dtype.is_floating_point:
@@ -91,6 +95,17 @@ def evaluate(loss: Loss, lam: Tree, omega: Tree, batch: Batch, name: str, how: S
             "Reduce it with .mean() or .sum()."
         )
     return value
+
+
+def rounding_unit(x: Tree, autocast: torch.dtype | None) -> float:
+    """The rounding unit of passes at x."""
+    first = next(iter(x.values()))
+    tf32 = torch.backends.cudnn.allow_tf32 or torch.get_float32_matmul_precision() != "highest"
+    if autocast is not None:
+        return torch.finfo(autocast).eps
+    if first.dtype == torch.float32 and first.device.type == "cuda" and tf32:
+        return 2.0**-10
+    return torch.finfo(first.dtype).eps
 
 
 def device_of(x: Tree) -> torch.device:

@@ -83,12 +83,7 @@ class FirstOrderView:
     @property
     def unit(self) -> float:
         """The rounding unit of the passes."""
-        first = next(iter(self._omega.values()))
-        if self._how.autocast is not None:
-            return torch.finfo(self._how.autocast).eps
-        if first.dtype == torch.float32 and first.device.type == "cuda" and _tf32():
-            return 2.0**-10
-        return torch.finfo(first.dtype).eps
+        return passes.rounding_unit(self._omega, self._how.autocast)
 
     @property
     def value(self) -> Tensor:
@@ -117,10 +112,6 @@ class FirstOrderView:
         self._gradient, by_lam = passes.gradients(value, omega, lam, INNER)
         self._value = value.detach()
         return self._gradient, self._by_lam(by_lam)
-
-
-def _tf32() -> bool:
-    return torch.backends.cudnn.allow_tf32 or torch.get_float32_matmul_precision() != "highest"
 
 
 class Graph(NamedTuple):
