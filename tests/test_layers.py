@@ -21,7 +21,7 @@ LAYERS = [
     ["solver", "evaluate"],
     ["jacobi"],
     ["algorithms"],
-    ["theory"],
+    ["theory", "front"],
     ["fsla"],  # __init__: the public names of the core
     ["problems", "data", "training"],
     ["experiments"],

@@ -12,6 +12,7 @@ from fsla.autodiff import DifferenceWarning, Problem
 from fsla.counted import Counted, Counts
 from fsla.differences import Differences
 from fsla.evaluate import DivergenceWarning, Hypergradient, check_hypergradient, hypergradient
+from fsla.front import FSLA, MASOBA, SOBA, DivergenceError, MicroBatches, RescueWarning
 from fsla.module import functional
 from fsla.problem import Point
 from fsla.sample import Batches, Needs, Sample
@@ -22,18 +23,24 @@ from fsla.wrap import Damped, GaussNewton, Shared
 __version__ = "0.1.0"
 
 __all__ = [
+    "FSLA",
+    "MASOBA",
+    "SOBA",
     "Batches",
     "Counted",
     "Counts",
     "Damped",
     "DifferenceWarning",
     "Differences",
+    "DivergenceError",
     "DivergenceWarning",
     "GaussNewton",
     "Hypergradient",
+    "MicroBatches",
     "Needs",
     "Point",
     "Problem",
+    "RescueWarning",
     "Sample",
     "Shared",
     "Solver",

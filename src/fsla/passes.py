@@ -8,7 +8,7 @@ tree, so that one which rebinds a name changes nothing for anybody else.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from functools import cache
@@ -187,6 +187,24 @@ def vjp(
         return [None] * len(wrt)
     outs, grads = zip(*live, strict=True)
     return torch.autograd.grad(outs, wrt, grads, retain_graph=retain_graph, allow_unused=True)
+
+
+def check_twice_differentiable(grads: Iterable[Tensor | None]) -> None:
+    """Raises if gradients came through a function that is differentiable once.
+
+    PyTorch leaves a node that raises in their graph, but does not go there on its way to ω: what comes of a second
+    derivative is then without that function's part, and nothing says so.
+    """
+    nodes = [g.grad_fn for g in grads if g is not None and g.grad_fn is not None]
+    seen = set(nodes)
+    for node in nodes:
+        if node.name().endswith("autograd::Error"):
+            raise NotImplementedError(
+                "trying to differentiate twice a function that was marked with @once_differentiable"
+            )
+        new = {function for function, _ in node.next_functions if function is not None} - seen
+        seen |= new
+        nodes += new
 
 
 def reached(grads: Sequence[Tensor | None]) -> Sequence[Tensor | None]:

@@ -134,6 +134,8 @@ class ExactView(FirstOrderView):
 
     def probe(self, v: Tree) -> Tree:
         """Takes every kind of product that PyTorch may lack; returns H v."""
+        if not self._ways.hvp_forward:
+            passes.check_twice_differentiable(self._linear().grad.values())
         return self.hvp(v)
 
     def linearised(self) -> Self:

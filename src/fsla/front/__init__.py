@@ -1,0 +1,8 @@
+"""The front end: a model, outer modules, two losses and three torch optimisers."""
+
+from fsla.front.algorithms import FSLA, MASOBA, SOBA
+from fsla.front.guard import DivergenceError, Info, RescueWarning
+from fsla.front.model import ModelProblem
+from fsla.front.views import MicroBatches
+
+__all__ = ["FSLA", "MASOBA", "SOBA", "DivergenceError", "Info", "MicroBatches", "ModelProblem", "RescueWarning"]

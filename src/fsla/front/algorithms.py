@@ -1,0 +1,151 @@
+"""FSLA, SOBA and MA-SOBA for any model: three torch optimisers, one loop.
+
+opt = fsla.FSLA(model, weights, inner_loss=inner, outer_loss=outer)
+info = opt.step(train_batch, trusted_batch)
+"""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any, Literal
+
+import torch
+from torch import nn
+
+from fsla.checks import pick
+from fsla.direction import MOMENTA
+from fsla.front.base import Bilevel
+from fsla.front.guard import Info
+from fsla.front.model import OuterModules
+from fsla.problem import Inner, Point
+from fsla.solver import SharedBatchWarning
+from fsla.tree import Leaves, Tree, axpy, dense, scale, sub
+
+
+class FSLA(Bilevel):
+    """Algorithm 1: λ by d, then ω and v at the old ω, then d from the gradient at the new point.
+
+    Args:
+        momentum: of d: "none", "average" or "storm", with weight `eta` for the new gradient.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        outer: OuterModules,
+        *,
+        momentum: Literal["none", "average", "storm"] = "none",
+        eta: float = 0.1,
+        **options: Any,
+    ) -> None:
+        pick(momentum, MOMENTA, "momentum")
+        if not 0 < eta <= 1:
+            raise ValueError(f"The 'eta' of FSLA must lie in (0, 1]. Got {eta} instead.")
+        super().__init__(model, outer, **options)
+        self._momentum = momentum
+        self._eta = eta
+        self._warned = False
+
+    def _first_direction(self, inner_batch: Any, outer_batch: Any, seed: int) -> Tree:
+        return dense(self._direction(self.problem.here, self._v, inner_batch, outer_batch, seed))
+
+    def _step(self, inner_batch: Any, outer_batch: Any, fresh: tuple[Any, Any] | None, seed: int) -> Info:
+        problem = self.problem
+        assert self._d is not None
+        storm = self._momentum == "storm"
+        if storm and fresh is None and not self._warned:
+            warnings.warn(_BIASED, SharedBatchWarning, stacklevel=4)
+            self._warned = True
+        before = _clone(problem.here) if storm else None
+        v_before = self._v if not storm else {name: t.clone() for name, t in self._v.items()}
+        self._move_lam(self._d)
+        here = problem.here
+        inner = problem.inner_at(here, inner_batch, seed)
+        outer = problem.outer_at(here, outer_batch, seed + 1)
+        hv = inner.hvp(self._v)
+        gradient = inner.grad
+        inner_loss = inner.value
+        b = outer.d_omega
+        self._move_v(hv, b)
+        self._move_omega(gradient)
+        batches = (inner_batch, outer_batch) if fresh is None else fresh
+        reads = getattr(outer, "reads_lam", True)
+        new = self._direction(problem.here, self._v, *batches, seed, direct=reads)
+        if self._momentum == "average":
+            self._d = axpy(1 - self._eta, self._d, scale(self._eta, new))
+        elif storm:
+            assert before is not None
+            old = self._direction(before, v_before, *batches, seed, direct=reads)
+            keep = 1 - self._eta
+            self._d = axpy(keep, self._d, axpy(-keep, old, new))
+        else:
+            self._d = dense(new)
+        return self._info(inner_loss, outer.value)
+
+    def _direction(
+        self, at: Point, v: Tree, inner_batch: Any, outer_batch: Any, seed: int, *, direct: bool = True
+    ) -> Leaves:
+        jv = self.problem.inner_at(at, inner_batch, seed).cross(v)
+        if not direct:
+            return scale(-1.0, jv)
+        return sub(self.problem.outer_at(at, outer_batch, seed + 1).d_lam, jv)
+
+
+class SOBA(Bilevel):
+    """All three directions at one point, on one inner and one outer batch: the cheapest step."""
+
+    def _first_direction(self, inner_batch: Any, outer_batch: Any, seed: int) -> Tree:
+        return {name: torch.zeros_like(t) for name, t in self.problem.here.lam.items()}
+
+    def _step(self, inner_batch: Any, outer_batch: Any, fresh: tuple[Any, Any] | None, seed: int) -> Info:
+        assert self._d is not None
+        problem = self.problem
+        here = problem.here
+        inner: Inner = problem.inner_at(here, inner_batch, seed)
+        outer = problem.outer_at(here, outer_batch, seed + 1)
+        hv, jv = inner.hvp_cross(self._v)
+        gradient = inner.grad
+        inner_loss = inner.value
+        b = outer.d_omega
+        direction = sub(outer.d_lam, jv)
+        before = self._d
+        self._d = self._filtered(dense(direction))
+        self._move_v(hv, b)
+        self._move_omega(gradient)
+        self._move_lam(self._moves_by(before))
+        return self._info(inner_loss, outer.value)
+
+    def _filtered(self, direction: Tree) -> Tree:
+        return direction
+
+    def _moves_by(self, before: Tree) -> Tree:
+        assert self._d is not None
+        return self._d
+
+
+class MASOBA(SOBA):
+    """SOBA with a moving average of λ's direction, and λ moved by that of the step before."""
+
+    def __init__(self, model: nn.Module, outer: OuterModules, *, eta: float = 0.1, **options: Any) -> None:
+        if not 0 < eta <= 1:
+            raise ValueError(f"The 'eta' of MASOBA must lie in (0, 1]. Got {eta} instead.")
+        super().__init__(model, outer, **options)
+        self._eta = eta
+
+    def _filtered(self, direction: Tree) -> Tree:
+        assert self._d is not None
+        return axpy(1 - self._eta, self._d, scale(self._eta, direction))
+
+    def _moves_by(self, before: Tree) -> Tree:
+        return before
+
+
+_BIASED = (
+    "STORM needs batches for λ's direction that are drawn independently of those that move the model and v; on shared "
+    "ones its direction keeps a bias for ever. Give step(..., fresh=(inner_batch, outer_batch)), or take "
+    "momentum='none' or 'average'."
+)
+
+
+def _clone(at: Point) -> Point:
+    return Point({n: t.clone() for n, t in at.lam.items()}, {n: t.clone() for n, t in at.omega.items()})

@@ -1,0 +1,319 @@
+"""What the algorithms of the front end share: the variables, their optimisers, the start, and what is saved.
+
+ω, the model's own parameters, moves by ∂_ω G; v, a copy of their form, by H v - ∂_ω F, so that it tracks H⁻¹ ∂_ω F; λ,
+the outer modules' parameters, by d, which estimates ∂_λ F - J v. Each is a gradient in `.grad` for a torch optimiser.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fsla.autodiff import DifferenceWarning, Mode
+from fsla.checks import pick, positive
+from fsla.front.given import Maker, descend, made, plain, warn_of_decay, with_decay
+from fsla.front.guard import CHECK_EVERY, GROWTH, KEEP_EVERY, DivergenceError, Guard, Info, RescueWarning
+from fsla.front.model import ModelProblem, OuterModules
+from fsla.front.steps import EVERY, FIRST, Curvature, Damping, Gate, ScaleFree, zeros
+from fsla.front.views import ModelLoss
+from fsla.problem import checked
+from fsla.sample import Sample
+from fsla.tree import Tree, axpy, norm, scale, sub
+
+EXACT_UP_TO = 10_000_000
+"""Parameters of a model up to which products="auto" tries exact ones."""
+FORMAT = 1
+OPTIMIZERS = ("optimizer", "adjoint_optimizer", "outer_optimizer")
+
+
+class Bilevel:
+    """What the three algorithms share.
+
+    Args:
+        model: the network; its trainable parameters are the inner variable, and move in place.
+        outer: the modules with the hyper-parameters: a module or parameter, or a list or mapping of these.
+        inner_loss, outer_loss: called as ``loss(model, outer, batch)``; they return 0-d tensors. `outer` is what was
+            given here.
+        optimizer, adjoint_optimizer, outer_optimizer: what moves ω, v and λ: a torch optimiser (for v, whose tensors
+            are made here, a function such as ``functools.partial(torch.optim.SGD, lr=0.1)``, which may be given for
+            all three). By default ω and v move by 1/L and λ by a scale-free step; see `fsla.front.steps`.
+        products: "exact", "difference" (of first-order gradients), or "auto": exact where the model is small and
+            allows it.
+        autocast: torch.bfloat16 for bfloat16 passes; the variables stay as they are.
+        max_norm: clips ∂_ω G to this norm.
+        radius: keeps ‖v‖ under this bound.
+        rescues: how often a run that diverges goes back to its last good state and halves its steps.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        outer: OuterModules,
+        *,
+        inner_loss: ModelLoss,
+        outer_loss: ModelLoss,
+        optimizer: Maker = None,
+        adjoint_optimizer: Maker = None,
+        outer_optimizer: Maker = None,
+        products: Mode = "auto",
+        autocast: torch.dtype | None = None,
+        max_norm: float | None = None,
+        radius: float | None = None,
+        rescues: int = 3,
+    ) -> None:
+        pick(products, {"auto": 0, "exact": 0, "difference": 0}, "kind of products")
+        positive(max_norm, "max_norm", type(self).__name__, optional=True)
+        positive(radius, "radius", type(self).__name__, optional=True)
+        if isinstance(rescues, bool) or not isinstance(rescues, int) or rescues < 0:
+            raise ValueError(f"The 'rescues' of {type(self).__name__} must be a whole number. Got {rescues!r} instead.")
+        mode = _mode(products, model)
+        self.problem = ModelProblem(model, outer, inner_loss, outer_loss, mode=mode, autocast=autocast)
+        here = self.problem.here
+        self.v = zeros(here.omega)
+        self._curvature = Curvature(here.omega) if optimizer is None or adjoint_optimizer is None else None
+        self._damping = Damping()
+        self._gate = Gate(here.omega) if outer_optimizer is None else None
+        given = (optimizer, adjoint_optimizer, outer_optimizer)
+        self._own = {name: maker is None for name, maker in zip(OPTIMIZERS, given, strict=True)}
+        self.optimizer = made(optimizer, self.problem.omega, "optimizer", plain)
+        self.adjoint_optimizer = made(adjoint_optimizer, self.v, "adjoint_optimizer", plain)
+        self.outer_optimizer = made(outer_optimizer, self.problem.lam, "outer_optimizer", ScaleFree)
+        self._max_norm = max_norm
+        self._radius = radius
+        self._guard = Guard(rescues)
+        self.k = 0
+        self._d: Tree | None = None
+        self._good: dict[str, Any] | None = None
+        warn_of_decay(self.optimizer)
+
+    @property
+    def hypergradient(self) -> Tree:
+        """d, the estimate of ∇f that λ moves by, by the outer parameters' names."""
+        if self._d is None:
+            raise RuntimeError("There is no hypergradient before the first step. Call step(inner_batch, outer_batch).")
+        return self._d
+
+    @property
+    def param_groups(self) -> Any:
+        raise AttributeError(
+            "There are three optimisers here: attach schedulers to .optimizer, .adjoint_optimizer or .outer_optimizer. "
+            "A GradScaler is not supported: steps that it skips are steps that v does not know of. Use "
+            "autocast=torch.bfloat16, which needs none."
+        )
+
+    def step(
+        self,
+        inner_batch: Any,
+        outer_batch: Any = None,
+        *,
+        fresh: tuple[Any, Any] | None = None,
+        seed: int | None = None,
+    ) -> Info:
+        """Moves λ, ω and v once, in place.
+
+        Args:
+            inner_batch, outer_batch: what the two losses are given: anything, or `MicroBatches` of it.
+            fresh: two more batches for the direction of λ, which STORM needs.
+            seed: fixes what random layers draw, in all passes alike; by default drawn from torch's generator.
+        """
+        seed = int(torch.randint(2**62, ())) if seed is None else seed
+        if self.k == 0:
+            self._begin(inner_batch, outer_batch, seed)
+        self.problem.track()
+        info = self._step(inner_batch, outer_batch, fresh, seed)
+        self.k += 1
+        if self._curvature is not None and self.k % (EVERY if self.k > FIRST else EVERY // 2) == 0:
+            self._curvature.look(self.problem.inner_at(self.problem.here, inner_batch, seed).hvp)
+            self._set_rates()
+        if self.k % CHECK_EVERY == 0:
+            self._watch(info)
+        return info
+
+    def state_dict(self) -> dict[str, Any]:
+        """All but the parameters of the model and of outer, as torch's optimisers have it."""
+        return {
+            "format": FORMAT,
+            "algorithm": type(self).__name__,
+            "k": self.k,
+            "v": {name: p.detach() for name, p in self.v.items()},
+            "d": self._d,
+            "memory": self._memory(),
+            "guard": self._guard.state_dict(),
+            "damping": self._damping.size,
+            "curvature": None if self._curvature is None else self._curvature.state_dict(),
+            "gate": None if self._gate is None else self._gate.state_dict(),
+            **{name: getattr(self, name).state_dict() for name in OPTIMIZERS},
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Takes a run up where `state_dict` left it; load the model and outer as well."""
+        for key, mine in (("format", FORMAT), ("algorithm", type(self).__name__)):
+            if state.get(key) != mine:
+                raise ValueError(f"The state must be of the {key} {mine!r}. Got {state.get(key)!r} instead.")
+        shapes = {name: tuple(t.shape) for name, t in state["v"].items()}
+        if shapes != {name: tuple(p.shape) for name, p in self.v.items()}:
+            raise ValueError("The state must be of a model with the same parameters, and is of another one.")
+        device = next(iter(self.v.values())).device
+        state = _to(dict(state), device)
+        for key, part in (("curvature", self._curvature), ("gate", self._gate)):
+            if (state[key] is None) != (part is None):
+                raise ValueError(f"The state must be of a run with the same optimisers given; {key} differs.")
+            if part is not None:
+                part.load_state_dict(state[key])
+        self.k = state["k"]
+        with torch.no_grad():
+            for name, p in self.v.items():
+                p.copy_(state["v"][name])
+        self._d = state["d"]
+        self._remember(state["memory"])
+        self._guard.load_state_dict(state["guard"])
+        self._damping.size = state["damping"]
+        for name in OPTIMIZERS:
+            getattr(self, name).load_state_dict(state[name])
+
+    # ---------------------------------------------------------------------------------------------- for the algorithms
+
+    def _step(self, inner_batch: Any, outer_batch: Any, fresh: tuple[Any, Any] | None, seed: int) -> Info:
+        raise NotImplementedError
+
+    def _memory(self) -> Any:
+        return None
+
+    def _remember(self, memory: Any) -> None:
+        pass
+
+    def _first_direction(self, inner_batch: Any, outer_batch: Any, seed: int) -> Tree:
+        raise NotImplementedError
+
+    def _move_lam(self, d: Tree) -> None:
+        if isinstance(self.outer_optimizer, ScaleFree) and self._gate is not None:
+            self.outer_optimizer.gate = self._gate.size * self._guard.caution
+        descend(self.outer_optimizer, self.problem.lam, d)
+
+    def _move_omega(self, gradient: Tree) -> None:
+        if self._max_norm is not None:
+            gradient = scale((self._max_norm / norm(gradient).clamp(min=self._max_norm)), gradient)
+        descend(self.optimizer, self.problem.omega, gradient)
+
+    def _move_v(self, hv: Tree, b: Tree) -> None:
+        v = self._v
+        hv = with_decay(hv, v, self.optimizer, self.problem.omega)
+        if self._own["adjoint_optimizer"]:
+            hv = axpy(self._damping.look(v, hv), v, hv)
+        residual = sub(hv, b)
+        if self._gate is not None:
+            self._gate.look(scale(-1.0, residual), b)
+        descend(self.adjoint_optimizer, self.v, residual)
+        if self._radius is not None:
+            v = self._v
+            shrink = self._radius / norm(v).clamp(min=self._radius)
+            with torch.no_grad():
+                for p in self.v.values():
+                    p.mul_(shrink)
+
+    @property
+    def _v(self) -> Tree:
+        return {name: p.detach() for name, p in self.v.items()}
+
+    def _info(self, inner_loss: Tensor, outer_loss: Tensor) -> Info:
+        assert self._d is not None
+        curvature = None if self._curvature is None else self._curvature.size
+        gate = None if self._gate is None else self._gate.size
+        return Info(self.k, inner_loss, outer_loss, norm(self._d), norm(self._v), curvature, gate)
+
+    # ------------------------------------------------------------------------------------------------- start and guard
+
+    def _begin(self, inner_batch: Any, outer_batch: Any, seed: int) -> None:
+        problem = self.problem
+        xi = Sample.full(inner_batch, outer_batch)._replace(seed=seed)
+        checked(problem, problem.here, xi)
+        problem.check_reading(inner_batch, seed)
+        if self._curvature is not None:
+            self._curvature.look(problem.inner_at(problem.here, inner_batch, seed).hvp, FIRST)
+            self._set_rates()
+        self._d = self._first_direction(inner_batch, outer_batch, seed)
+        self._keep()
+
+    def _set_rates(self) -> None:
+        assert self._curvature is not None
+        size = self._curvature.size
+        if not 0 < size < math.inf:
+            raise ValueError(
+                f"The inner loss must have curvature, from which the steps follow. Its Hessian times a direction is "
+                f"{size}. Give optimisers with rates of your own, or add a penalty on the parameters to the inner loss."
+            )
+        for name in OPTIMIZERS[:2]:
+            if self._own[name]:
+                for group in getattr(self, name).param_groups:
+                    group["lr"] = self._guard.caution / size
+
+    def _watch(self, info: Info) -> None:
+        """Goes back where the run diverged; else keeps its state now and then."""
+        bad = self._guard.look(info)
+        if bad:
+            self._rescue(bad)
+        elif self.k % KEEP_EVERY == 0 or self.k == CHECK_EVERY:
+            self._keep()
+
+    def _keep(self) -> None:
+        if self._guard.rescues:
+            here = self.problem.here
+            self._good = _to({"lam": here.lam, "omega": here.omega, "state": self.state_dict()}, "cpu")
+
+    def _rescue(self, what: str) -> None:
+        text = f"The run diverged at step {self.k}: {what} not finite or {GROWTH:g} times as large as before."
+        caution = self._guard.caution / 2
+        rescues = self._guard.rescues - 1
+        if self._good is None or rescues < 0:
+            raise DivergenceError(
+                f"{text} Try a smaller rate where you gave one, a penalty on the parameters in the inner loss (v needs "
+                "curvature), radius=, or products='exact'."
+            )
+        with torch.no_grad():
+            for name in ("lam", "omega"):
+                for key, p in getattr(self.problem, name).items():
+                    p.copy_(self._good[name][key])
+        self.load_state_dict(self._good["state"])
+        self._guard.caution = caution
+        self._guard.rescues = rescues
+        for name in OPTIMIZERS:
+            if not self._own[name]:
+                for group in getattr(self, name).param_groups:
+                    group["lr"] = group["lr"] / 2
+        if self._curvature is not None:
+            self._set_rates()
+        self._keep()
+        warnings.warn(
+            f"{text} It goes on from step {self.k} with steps half as long; {rescues} such rescues are left.",
+            RescueWarning,
+            stacklevel=4,
+        )
+
+
+def _mode(products: Mode, model: nn.Module) -> Mode:
+    count = sum(p.numel() for p in model.parameters() if p.requires_grad) if isinstance(model, nn.Module) else 0
+    if products != "auto" or count <= EXACT_UP_TO:
+        return products
+    warnings.warn(
+        f"The model has {count:,} parameters: products are taken by differences of first-order gradients, at the "
+        "memory of training. Say products='difference' to choose this, or products='exact'.",
+        DifferenceWarning,
+        stacklevel=4,
+    )
+    return "difference"
+
+
+def _to(x: Any, device: torch.device | str) -> Any:
+    """A copy of a nest of states, on a device."""
+    if isinstance(x, Tensor):
+        return x.detach().to(device, copy=True)
+    if isinstance(x, dict):
+        return {key: _to(value, device) for key, value in x.items()}
+    if isinstance(x, tuple | list):
+        return type(x)(_to(value, device) for value in x)
+    return x

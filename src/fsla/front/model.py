@@ -1,0 +1,180 @@
+"""A model and its outer modules as a problem, in place: the model's own parameters are ω, the outer modules' are λ.
+
+A pass sets the parameters to the point that is asked about, calls the user's loss, goes back through it with
+`backward`, and puts the parameters back from copies. Nothing is called functionally, so hooks, compiled modules,
+activation checkpoints and tied weights behave as in plain training.
+
+Every pass of a step sees the same function: random layers draw from the sample's seed, and buffers (the running
+statistics of batch normalisation, say) are put back after each pass but one: the first inner pass of a step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from itertools import chain
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fsla import passes
+from fsla.autodiff import Mode, Problem
+from fsla.front.views import ExactModelView, ModelLoss, ModelView
+from fsla.passes import Setting
+from fsla.problem import Outer, Point
+from fsla.sample import Batch
+from fsla.views import INNER, OUTER, Ways
+
+OuterModules = nn.Module | nn.Parameter | Sequence[Any] | Mapping[str, Any]
+
+
+class ModelProblem(Problem):
+    """The problem of a model, at the point where its parameters stand.
+
+    Args:
+        model: the network; its trainable parameters are ω.
+        outer: the modules that hold λ: one, or a list or mapping of modules and parameters.
+        inner_loss, outer_loss: called as ``loss(model, outer, batch)``; they return 0-d tensors.
+        mode, autocast: as in `fsla.Problem`.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        outer: OuterModules,
+        inner_loss: ModelLoss,
+        outer_loss: ModelLoss,
+        *,
+        mode: Mode = "auto",
+        autocast: torch.dtype | None = None,
+    ) -> None:
+        if not isinstance(model, nn.Module):
+            raise TypeError(f"model must be a torch.nn.Module. Got {type(model).__name__} instead.")
+        super().__init__(inner_loss, outer_loss, mode=mode, autocast=autocast)
+        self.model = model
+        self.outer = outer
+        self.omega = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        self.lam = dict(_named_parameters(outer, ""))
+        self._tracks = False
+        _check_parameters(self.omega, self.lam)
+
+    @property
+    def here(self) -> Point:
+        """The point where the parameters stand: the tensors are the parameters' own and move with them."""
+        return Point(_values(self.lam), _values(self.omega))
+
+    def track(self) -> None:
+        """Lets the next inner pass move the buffers for good."""
+        self._tracks = True
+
+    def tracks(self, name: str) -> bool:
+        """Whether a pass is the one that moves the buffers; it is told so once."""
+        tracks = self._tracks and name == INNER
+        self._tracks = self._tracks and not tracks
+        return tracks
+
+    def outer_at(self, at: Point, batch: Batch, seed: int | None = None) -> Outer:
+        return ModelView(self, self.outer_loss, OUTER, at, batch, seed)
+
+    def _first_order(self, at: Point, batch: Batch, seed: int | None) -> ModelView:  # type: ignore[override]
+        return ModelView(self, self.inner_loss, INNER, at, batch, seed)
+
+    def _exact(self, at: Point, batch: Batch, seed: int | None, ways: Ways) -> ExactModelView:  # type: ignore[override]
+        return ExactModelView(self, self.inner_loss, INNER, at, batch, seed)
+
+    def check_reading(self, batch: Batch, seed: int | None) -> None:
+        """Raises unless the inner loss reads λ."""
+        view = self._first_order(self.here, batch, seed)
+        view.gradients()
+        if not view.reads_lam:
+            raise ValueError(
+                "The inner loss G must depend on outer, or the outer problem cannot act through the model. It must use "
+                "the outer modules that it is given, in a term that also holds the model."
+            )
+
+    @contextmanager
+    def standing(self, at: Point) -> Iterator[None]:
+        """Has the parameters stand at a point, and puts them back bit by bit."""
+        pairs = [(self.omega[name], t) for name, t in at.omega.items()] + [(self.lam[n], t) for n, t in at.lam.items()]
+        moves = [(p, t) for p, t in pairs if p.data_ptr() != t.data_ptr()]
+        home = [p.detach().clone() for p, _ in moves]
+        try:
+            with torch.no_grad():
+                for p, t in moves:
+                    p.copy_(t)
+            yield
+        finally:
+            with torch.no_grad():
+                for (p, _), t in zip(moves, home, strict=True):
+                    p.copy_(t)
+
+    @contextmanager
+    def passing(self, how: Setting, *, tracks: bool) -> Iterator[None]:
+        """What a pass runs in: its random state, autocast, and buffers that stay as they are unless it tracks."""
+        buffers = [] if tracks else list(self._buffers())
+        kept = [b.detach().clone() for b in buffers]
+        try:
+            with passes.surroundings(how, self.omega), torch.enable_grad():
+                yield
+        finally:
+            with torch.no_grad():
+                for b, old in zip(buffers, kept, strict=True):  # batch normalisation does not count its writes
+                    b.copy_(old)
+
+    def _buffers(self) -> Iterator[Tensor]:
+        modules = (m for m in _flat(self.outer) if isinstance(m, nn.Module))
+        return chain(self.model.buffers(), *(m.buffers() for m in modules))
+
+
+def _values(parameters: Mapping[str, nn.Parameter]) -> dict[str, Tensor]:
+    return {name: p.detach() for name, p in parameters.items()}
+
+
+def _flat(outer: OuterModules) -> Iterator[Any]:
+    if isinstance(outer, nn.Module | nn.Parameter):
+        yield outer
+    elif isinstance(outer, Mapping):
+        yield from outer.values()
+    else:
+        yield from outer
+
+
+def _named_parameters(outer: OuterModules, prefix: str) -> Iterator[tuple[str, nn.Parameter]]:
+    if isinstance(outer, nn.Parameter):
+        yield prefix or "lam", outer
+    elif isinstance(outer, nn.Module):
+        for name, p in outer.named_parameters(prefix=prefix):
+            if p.requires_grad:
+                yield name, p
+    elif isinstance(outer, Mapping | list | tuple):
+        pairs = outer.items() if isinstance(outer, Mapping) else enumerate(outer)
+        for key, part in pairs:
+            yield from _named_parameters(part, f"{prefix}.{key}" if prefix else str(key))
+    else:
+        raise TypeError(
+            "outer must be a torch.nn.Module, a torch.nn.Parameter, or a list or mapping of these. "
+            f"Got {type(outer).__name__} instead."
+        )
+
+
+def _check_parameters(omega: Mapping[str, nn.Parameter], lam: Mapping[str, nn.Parameter]) -> None:
+    for name, parameters in (("model", omega), ("outer", lam)):
+        if not parameters:
+            raise ValueError(f"{name} must have at least one parameter that requires a gradient. Got none.")
+    both = {id(p) for p in omega.values()} & {id(p) for p in lam.values()}
+    if both:
+        shared = sorted(name for name, p in lam.items() if id(p) in both)
+        raise ValueError(
+            f"A parameter must belong to the model or to outer, but both have {shared}. Keep outer modules out of the "
+            "model, and hand them to the losses as `outer`."
+        )
+    devices = sorted({str(p.device) for p in chain(omega.values(), lam.values())})
+    if len(devices) > 1:
+        raise ValueError(
+            f"The parameters of the model and of outer must be on one device. Got {', '.join(devices)}. Move them with "
+            ".to(device) first."
+        )
+    for p in chain(omega.values(), lam.values()):
+        if not p.dtype.is_floating_point:
+            raise TypeError(f"Parameters must be real floating-point tensors. Got {p.dtype} instead.")

@@ -1,0 +1,230 @@
+"""A loss of a model at one point on one batch: its first derivatives by `backward`, and exact products."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, Protocol, Self
+
+import torch
+from torch import Tensor, nn
+
+from fsla import passes
+from fsla.passes import Setting
+from fsla.problem import Point
+from fsla.sample import Batch
+from fsla.tree import Leaves, Tree, axpy, scale
+from fsla.views import INNER
+
+ModelLoss = Callable[[Any, Any, Any], Tensor]
+
+
+class MicroBatches(tuple[Any, ...]):
+    """A batch in parts of equal size: gradients are means over the parts, and memory is that of one."""
+
+    def __new__(cls, parts: Sequence[Any]) -> Self:
+        if not parts:
+            raise ValueError("MicroBatches must hold at least one batch. Got none.")
+        return super().__new__(cls, parts)
+
+
+class Place(Protocol):
+    """What a view knows of its problem."""
+
+    omega: dict[str, nn.Parameter]
+    lam: dict[str, nn.Parameter]
+    model: Any
+    outer: Any
+    autocast: torch.dtype | None
+
+    def standing(self, at: Point) -> AbstractContextManager[None]: ...
+    def passing(self, how: Setting, *, tracks: bool) -> AbstractContextManager[None]: ...
+    def tracks(self, name: str) -> bool: ...
+
+
+class ModelView:
+    """A loss at one point on one batch, in first derivatives."""
+
+    def __init__(self, problem: Place, loss: ModelLoss, name: str, at: Point, batch: Batch, seed: int | None) -> None:
+        self._problem = problem
+        self._loss = loss
+        self._name = name
+        self._at = at
+        self._batch = batch
+        self._how = Setting(seed, problem.autocast)
+        self._value: Tensor | None = None
+        self._by_omega: Tree | None = None
+        self._by_lam: Tree | None = None
+        self.reads_lam: bool | None = None
+        """Whether the loss was seen to read λ; None before a pass that looked."""
+
+    @property
+    def unit(self) -> float:
+        return passes.rounding_unit(self._at.omega, self._how.autocast)
+
+    @property
+    def value(self) -> Tensor:
+        if self._value is None:
+            self._run(omega=False, lam=False)
+        assert self._value is not None
+        return self._value
+
+    @property
+    def grad(self) -> Tree:
+        if self._by_omega is None:
+            self._run(omega=True, lam=False)
+        assert self._by_omega is not None
+        return self._by_omega
+
+    @property
+    def d_omega(self) -> Tree:
+        """∂_ω F, with ∂_λ F from the same pass."""
+        return self.gradients()[0] if self._by_omega is None else self._by_omega
+
+    @property
+    def d_lam(self) -> Tree:
+        if self._by_lam is None:
+            self._run(omega=False, lam=True)
+        assert self._by_lam is not None
+        return self._by_lam
+
+    def gradients(self) -> tuple[Tree, Tree]:
+        self._run(omega=True, lam=True)
+        assert self._by_omega is not None
+        assert self._by_lam is not None
+        return self._by_omega, self._by_lam
+
+    def _run(self, *, omega: bool, lam: bool) -> None:
+        """One pass forward and back; the derivatives of the parts add up in `.grad`, as in plain training."""
+        wanted = {**(self._problem.omega if omega else {}), **_apart(self._problem.lam if lam else {})}
+        others = {**({} if omega else self._problem.omega), **_apart({} if lam else self._problem.lam)}
+        with self._problem.standing(self._at), _without_gradient(others.values()):
+            for p in wanted.values():
+                p.grad = None
+            values = []
+            parts = _parts(self._batch)
+            tracks = self._problem.tracks(self._name)
+            for part in parts:
+                with self._problem.passing(self._how, tracks=tracks):
+                    value = self._evaluate(part) / len(parts)
+                    if value.requires_grad:
+                        value.backward()  # type: ignore[no-untyped-call]
+                values.append(value.detach())
+            found = {name: p.grad for name, p in wanted.items()}
+            for p in wanted.values():
+                p.grad = None
+        self._value = sum(values[1:], values[0])
+        if omega:
+            own = {name: found[name] for name in self._problem.omega}
+            self._by_omega = passes.filled(_reached(own, self._name), self._at.omega)
+        if lam:
+            by_lam = [found[_OUTER + name] for name in self._problem.lam]
+            self.reads_lam = any(g is not None for g in by_lam)
+            self._by_lam = passes.filled(by_lam, self._at.lam)
+
+    def _evaluate(self, part: Batch) -> Tensor:
+        try:
+            value = self._loss(self._problem.model, self._problem.outer, part)
+        except Exception as error:
+            error.add_note(f"(raised while the {self._name} was called with the model, the outer modules and a batch)")
+            raise
+        return passes.scalar(value, self._name)
+
+
+class ExactModelView(ModelView):
+    """G at one point on one batch, with exact products."""
+
+    def probe(self, v: Tree) -> Tree:
+        return self._products(v, omega=True, lam=False, look=True)[0]
+
+    def linearised(self) -> Self:
+        return self
+
+    def hvp(self, v: Tree) -> Tree:
+        return self._products(v, omega=True, lam=False)[0]
+
+    def cross(self, v: Tree) -> Leaves:
+        return self._products(v, omega=False, lam=True)[1]
+
+    def hvp_cross(self, v: Tree) -> tuple[Tree, Leaves]:
+        return self._products(v, omega=True, lam=True)
+
+    def cross_t(self, u: Tree) -> Tree:
+        raise NotImplementedError("The transposed product of a model is unavailable. Use fsla.Problem for it.")
+
+    def _products(self, v: Tree, *, omega: bool, lam: bool, look: bool = False) -> tuple[Tree, Tree]:
+        """H v and J v; the gradient is left on the way."""
+        problem = self._problem
+        own = list(problem.omega.values())
+        wrt: list[Tensor] = [*(own if omega else []), *(problem.lam.values() if lam else [])]
+        direction = [v[name] for name in problem.omega]
+        parts = _parts(self._batch)
+        values = []
+        gradients = []
+        products = []
+        with problem.standing(self._at):
+            tracks = problem.tracks(self._name)
+            for part in parts:
+                with problem.passing(self._how, tracks=tracks):
+                    value = self._evaluate(part)
+                    grads: Sequence[Tensor | None] = [None] * len(own)
+                    if value.requires_grad:
+                        grads = torch.autograd.grad(value, own, create_graph=True, allow_unused=True)
+                    if look:
+                        passes.check_twice_differentiable(grads)
+                    found = passes.vjp(grads, direction, wrt, retain_graph=False)
+                    values.append(value.detach())
+                    gradients.append(passes.filled(_reached(dict(zip(problem.omega, grads, strict=True)), INNER), v))
+                    n = len(own) if omega else 0
+                    if lam:
+                        passes.reached(found[n:])
+                    by_omega = passes.filled(found[:n], self._at.omega) if omega else {}
+                    by_lam = passes.filled(found[n:], self._at.lam) if lam else {}
+                    products.append((by_omega, by_lam))
+        self._value = sum(values[1:], values[0]) / len(parts)
+        self._by_omega = {name: t.detach() for name, t in _mean(gradients).items()}
+        return _mean([p[0] for p in products]), _mean([p[1] for p in products])
+
+
+_OUTER = "outer."
+
+
+def _apart(lam: Mapping[str, nn.Parameter]) -> dict[str, nn.Parameter]:
+    """λ under names that ω cannot have."""
+    return {_OUTER + name: p for name, p in lam.items()}
+
+
+def _parts(batch: Batch) -> tuple[Batch, ...]:
+    return tuple(batch) if isinstance(batch, MicroBatches) else (batch,)
+
+
+def _mean(trees: Sequence[Tree]) -> Tree:
+    if len(trees) == 1 or not trees[0]:
+        return trees[0]
+    total = trees[0]
+    for t in trees[1:]:
+        total = axpy(1.0, t, total)
+    return scale(1 / len(trees), total)
+
+
+def _reached(grads: Mapping[str, Tensor | None], name: str) -> list[Tensor | None]:
+    """Derivatives by ω, of which at least one must exist."""
+    if all(g is None for g in grads.values()):
+        raise ValueError(
+            f"The {name} must depend on the model's parameters, but none of them reaches it. It must use the model "
+            "that it is given, without .detach(), .item() or torch.no_grad()."
+        )
+    return list(grads.values())
+
+
+@contextmanager
+def _without_gradient(parameters: Any) -> Iterator[None]:
+    """Has parameters require no gradient, so that a pass does not work for them."""
+    changed = list(parameters)
+    for p in changed:
+        p.requires_grad_(False)
+    try:
+        yield
+    finally:
+        for p in changed:
+            p.requires_grad_(True)

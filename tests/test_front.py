@@ -1,0 +1,611 @@
+"""The front end gives the core's numbers, in place, for the networks that people train."""
+
+import copy
+import warnings
+from dataclasses import dataclass
+from functools import partial
+
+import pytest
+import torch
+from torch import nn
+
+import fsla
+from fsla import Point, Problem, Sample, tree
+from fsla.front import FSLA, MASOBA, SOBA, DivergenceError, MicroBatches, RescueWarning
+from fsla.front import base as front
+from fsla.front.steps import Curvature, Gate, ScaleFree
+from fsla.solver import SharedBatchWarning
+
+F64 = torch.float64
+SGD = torch.optim.SGD
+ALPHA, TAU, BETA = 0.3, 0.1, 0.05
+MANUAL = {"optimizer": TAU, "adjoint_optimizer": BETA, "outer_optimizer": ALPHA}
+
+
+def manual():
+    return {name: partial(SGD, lr=rate) for name, rate in MANUAL.items()}
+
+
+class ClassWeights(nn.Module):
+    def __init__(self, n=3):
+        super().__init__()
+        self.w = nn.Parameter(torch.zeros(n, dtype=F64))
+
+    def forward(self, y):
+        return self.w.exp()[y]
+
+
+def cross_entropy(model, batch):
+    x, y = batch
+    return nn.functional.cross_entropy(model(x), y, reduction="none")
+
+
+def inner_loss(model, weights, batch):
+    ridge = sum(p.square().sum() for p in model.parameters())
+    return (weights(batch[1]) * cross_entropy(model, batch)).mean() + 0.02 * ridge
+
+
+def outer_loss(model, weights, batch):
+    return cross_entropy(model, batch).mean() + 0.01 * weights.w.square().sum()
+
+
+def network(*middle):
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 6), nn.Tanh(), *middle, nn.Linear(6, 3)).to(F64)
+
+
+def data(n=40, seed=1):
+    g = torch.Generator().manual_seed(seed)
+    return torch.randn(n, 4, generator=g, dtype=F64), torch.randint(3, (n,), generator=g)
+
+
+TRAIN = data(40, 1)
+VALID = data(20, 2)
+
+
+def batches(k):
+    g = torch.Generator().manual_seed(k)
+    i = torch.randint(40, (16,), generator=g)
+    j = torch.randint(20, (10,), generator=g)
+    return (TRAIN[0][i], TRAIN[1][i]), (VALID[0][j], VALID[1][j])
+
+
+def take(opt, steps):
+    for k in range(steps):
+        opt.step(*batches(k))
+
+
+def core(momentum, mode):
+    """The same problem for the functional core."""
+    omega, net = fsla.functional(network())
+
+    def each(omega, batch):
+        return nn.functional.cross_entropy(net(omega, batch[0]), batch[1], reduction="none")
+
+    def inner(lam, omega, batch):
+        ridge = sum(t.square().sum() for t in omega.values())
+        return (lam["w"].exp()[batch[1]] * each(omega, batch)).mean() + 0.02 * ridge
+
+    def outer(lam, omega, batch):
+        return each(omega, batch).mean() + 0.01 * lam["w"].square().sum()
+
+    rates = fsla.rates.constant(ALPHA, TAU, BETA, eta=0.3)
+    algorithm = {
+        "soba": fsla.algorithms.soba,
+        "ma_soba": fsla.algorithms.ma_soba,
+    }.get(momentum, lambda rates: fsla.algorithms.fsla(rates, momentum=momentum))(rates)
+    return Problem(inner, outer, mode=mode), Point({"w": torch.zeros(3, dtype=F64)}, omega), algorithm
+
+
+KINDS = {
+    "none": FSLA,
+    "average": partial(FSLA, momentum="average", eta=0.3),
+    "storm": partial(FSLA, momentum="storm", eta=0.3),
+    "soba": SOBA,
+    "ma_soba": partial(MASOBA, eta=0.3),
+}
+
+
+@pytest.mark.filterwarnings("ignore::fsla.solver.SharedBatchWarning")
+@pytest.mark.parametrize("products", ["exact", "difference"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_numbers_are_the_core_s(kind, products):
+    problem, at, algorithm = core(kind, products)
+    model = network()
+    weights = ClassWeights()
+    opt = KINDS[kind](
+        model, weights, inner_loss=inner_loss, outer_loss=outer_loss, products=products, rescues=0, **manual()
+    )
+    state = algorithm.init(problem, at, Sample.full(*batches(0)))
+    for k in range(6):
+        state = algorithm.step(problem, state, Sample.full(*batches(k)))
+        info = opt.step(*batches(k))
+    assert info.step == 5
+    assert opt.k == 6
+    close = partial(torch.testing.assert_close, rtol=1e-12, atol=1e-13)
+    for name, p in model.named_parameters():
+        close(p.detach(), state.at.omega[name])
+        close(opt.v[name].detach(), state.memory[name])
+    close(weights.w.detach(), state.at.lam["w"])
+    close(opt.hypergradient["w"], state.d["w"])
+    assert all(p.grad is None for p in (*model.parameters(), *weights.parameters()))
+
+
+def test_differences_are_exact_products_to_second_order():
+    found = {}
+    for products in ("exact", "difference"):
+        model = network()
+        weights = ClassWeights()
+        opt = FSLA(model, weights, inner_loss=inner_loss, outer_loss=outer_loss, products=products, **manual())
+        for k in range(5):
+            opt.step(*batches(k))
+        found[products] = torch.cat([weights.w.detach(), *(p.detach().flatten() for p in model.parameters())])
+    assert float((found["exact"] - found["difference"]).norm() / found["exact"].norm()) < 1e-8
+
+
+# ------------------------------------------------------------------------------------------------ what networks do
+
+
+@pytest.mark.parametrize("products", ["exact", "difference"])
+def test_dropout_draws_one_mask_for_all_passes_of_a_step(products):
+    """With the mask of the step fixed from outside, the numbers are those of a network with that mask."""
+    masks = []
+
+    class Watched(nn.Dropout):
+        def forward(self, x):
+            y = super().forward(x)
+            masks.append((y != 0).detach())
+            return y
+
+    model = network(Watched(0.5))
+    opt = SOBA(
+        model, ClassWeights(), inner_loss=inner_loss, outer_loss=outer_loss, products=products, rescues=0, **manual()
+    )
+    opt.step(TRAIN, VALID)
+    masks.clear()
+    opt.step(TRAIN, VALID)
+    inner = [m for m in masks if len(m) == 40]
+    assert len(inner) == (2 if products == "difference" else 1)
+    assert all(torch.equal(m, inner[0]) for m in inner)
+    masks.clear()
+    opt.step(TRAIN, VALID)
+    assert not torch.equal(masks[0], inner[0])  # another step, another mask
+
+
+@pytest.mark.parametrize("products", ["exact", "difference"])
+@pytest.mark.parametrize("kind", [FSLA, SOBA])
+def test_running_statistics_move_once_a_step(kind, products):
+    model = network(nn.BatchNorm1d(6, dtype=F64))
+    opt = kind(model, ClassWeights(), inner_loss=inner_loss, outer_loss=outer_loss, products=products, **manual())
+    for k in range(3):
+        opt.step(*batches(k))
+    assert int(model[2].num_batches_tracked) == 3
+    plain = network(nn.BatchNorm1d(6, dtype=F64))
+    plain(batches(0)[0][0])
+    again = network(nn.BatchNorm1d(6, dtype=F64))
+    opt = kind(again, ClassWeights(), inner_loss=inner_loss, outer_loss=outer_loss, products=products, **manual())
+    opt.step(*batches(0))
+    torch.testing.assert_close(again[2].running_mean, plain[2].running_mean, rtol=1e-3, atol=1e-4)
+
+
+def test_frozen_parameters_stay_and_the_model_just_works():
+    model = network()
+    model[0].requires_grad_(False)
+    before = copy.deepcopy(model.state_dict())
+    opt = FSLA(model, ClassWeights(), inner_loss=inner_loss, outer_loss=outer_loss)
+    for k in range(3):
+        opt.step(*batches(k))
+    assert torch.equal(model[0].weight, before["0.weight"])
+    assert not torch.equal(model[2].weight, before["2.weight"])
+    assert model[2].weight.requires_grad
+    assert not model[0].weight.requires_grad
+    model(TRAIN[0]).sum().backward()
+
+
+@dataclass
+class Record:
+    x: torch.Tensor
+    y: torch.Tensor
+
+
+@pytest.mark.parametrize("form", [dict, Record, lambda x, y: {"x": x, "rest": [y]}], ids=["dict", "dataclass", "nest"])
+def test_batches_may_be_anything(form):
+    def unpack(batch):
+        if isinstance(batch, Record):
+            return batch.x, batch.y
+        return batch["x"], batch["y"] if "y" in batch else batch["rest"][0]
+
+    x, y = TRAIN
+    opt = FSLA(
+        network(),
+        ClassWeights(),
+        inner_loss=lambda m, w, b: inner_loss(m, w, unpack(b)),
+        outer_loss=lambda m, w, b: outer_loss(m, w, unpack(b)),
+    )
+    info = opt.step(form(x=x, y=y), form(x=VALID[0], y=VALID[1]))
+    assert info.inner_loss.isfinite()
+
+
+@pytest.mark.parametrize("products", ["exact", "difference"])
+def test_micro_batches_give_the_mean(products):
+    found = []
+    for parts in (1, 4):
+        model = network()
+        weights = ClassWeights()
+        opt = FSLA(model, weights, inner_loss=inner_loss, outer_loss=outer_loss, products=products, **manual())
+        for _ in range(3):
+            whole = []
+            for batch in (TRAIN, VALID):
+                pieces = list(zip(batch[0].chunk(parts), batch[1].chunk(parts), strict=True))
+                whole.append(MicroBatches(pieces) if parts > 1 else batch)
+            info = opt.step(*whole)
+        found.append((weights.w.detach(), info.inner_loss, info.outer_loss, model[0].weight.detach()))
+    for a, b in zip(*found, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-10)
+    with pytest.raises(ValueError, match="at least one batch"):
+        MicroBatches([])
+
+
+def test_several_outer_modules_and_parameters():
+    penalties = nn.ParameterList([nn.Parameter(torch.zeros((), dtype=F64)) for _ in range(4)])
+    outer = {"weights": ClassWeights(), "penalties": penalties, "scale": nn.Parameter(torch.ones((), dtype=F64))}
+
+    def inner(model, outer, batch):
+        ridge = sum(c.exp() * p.square().sum() for c, p in zip(outer["penalties"], model.parameters(), strict=True))
+        return outer["scale"] * (outer["weights"](batch[1]) * cross_entropy(model, batch)).mean() + 0.01 * ridge
+
+    opt = FSLA(network(), outer, inner_loss=inner, outer_loss=lambda m, o, b: cross_entropy(m, b).mean())
+    for k in range(30):
+        opt.step(*batches(k))
+    assert sorted(opt.hypergradient) == [*(f"penalties.{i}" for i in range(4)), "scale", "weights.w"]
+    assert float(outer["weights"].w.detach().norm()) > 0
+    assert all(p.item() != 0 for p in penalties)
+
+
+def test_a_model_without_second_derivative_takes_differences_and_says_so_once():
+    class Once(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            ctx.save_for_backward(x)
+            return x.tanh()
+
+        @staticmethod
+        @torch.autograd.function.once_differentiable
+        def backward(ctx, g):
+            return g * (1 - ctx.saved_tensors[0].tanh() ** 2)
+
+    class Layer(nn.Module):
+        def forward(self, x):
+            return Once.apply(x)
+
+    opt = FSLA(network(Layer()), ClassWeights(), inner_loss=inner_loss, outer_loss=outer_loss)
+    with pytest.warns(fsla.DifferenceWarning, match="once_differentiable"):
+        opt.step(TRAIN, VALID)
+    opt.step(TRAIN, VALID)
+
+
+def test_large_models_take_differences(monkeypatch):
+    monkeypatch.setattr(front, "EXACT_UP_TO", 10)
+    with pytest.warns(fsla.DifferenceWarning, match="51 parameters"):
+        opt = FSLA(network(), ClassWeights(), inner_loss=inner_loss, outer_loss=outer_loss)
+    assert opt.problem.mode == "difference"
+
+
+def test_bfloat16_passes_leave_the_variables_alone():
+    model = network().float()
+    weights = ClassWeights().float()
+    opt = FSLA(model, weights, inner_loss=inner_loss, outer_loss=outer_loss, autocast=torch.bfloat16, **manual())
+    for _ in range(3):
+        opt.step((TRAIN[0].float(), TRAIN[1]), (VALID[0].float(), VALID[1]))
+    assert {p.dtype for p in (*model.parameters(), *weights.parameters(), *opt.v.values())} == {torch.float32}
+    with pytest.raises(ValueError, match=r"bfloat16 or None.*gradient scaler"):
+        FSLA(model, weights, inner_loss=inner_loss, outer_loss=outer_loss, autocast=torch.float16)
+
+
+def test_weight_decay_of_the_optimiser_is_a_ridge_that_v_knows():
+    def plain(model, weights, batch):
+        return (weights(batch[1]) * cross_entropy(model, batch)).mean()
+
+    found = []
+    for decay, loss in ((0.04, plain), (0.0, inner_loss)):  # 0.02 ‖ω‖² has the gradient 0.04 ω
+        model = network()
+        weights = ClassWeights()
+        options = manual() | {"optimizer": partial(SGD, lr=TAU, weight_decay=decay)}
+        opt = FSLA(model, weights, inner_loss=loss, outer_loss=outer_loss, **options)
+        for k in range(5):
+            opt.step(*batches(k))
+        found.append(torch.cat([weights.w.detach(), *(p.detach().flatten() for p in opt.v.values())]))
+    torch.testing.assert_close(*found, rtol=1e-10, atol=1e-12)
+    with pytest.warns(UserWarning, match="decoupled weight decay"):
+        FSLA(network(), ClassWeights(), inner_loss=plain, outer_loss=outer_loss, optimizer=torch.optim.AdamW)
+
+
+def test_gradients_are_clipped_and_v_is_kept_in_its_ball():
+    model = network()
+    before = torch.cat([p.detach().flatten() for p in model.parameters()]).clone()
+    opt = SOBA(
+        model,
+        ClassWeights(),
+        inner_loss=inner_loss,
+        outer_loss=outer_loss,
+        max_norm=0.01,
+        radius=0.001,
+        **manual(),
+    )
+    opt.step(TRAIN, VALID)
+    moved = torch.cat([p.detach().flatten() for p in model.parameters()]) - before
+    assert float(moved.norm()) == pytest.approx(TAU * 0.01, rel=1e-6)
+    assert float(tree.norm({n: p.detach() for n, p in opt.v.items()})) <= 0.001 * (1 + 1e-9)
+
+
+def test_a_scheduler_of_the_user_s_moves_an_optimiser():
+    opt = FSLA(network(), ClassWeights(), inner_loss=inner_loss, outer_loss=outer_loss, **manual())
+    schedule = torch.optim.lr_scheduler.StepLR(opt.optimizer, step_size=1, gamma=0.5)
+    opt.step(TRAIN, VALID)
+    schedule.step()
+    assert opt.optimizer.param_groups[0]["lr"] == TAU / 2
+
+
+# ------------------------------------------------------------------------------------------------------ automatic
+
+
+def test_curvature_finds_the_largest_eigenvalue():
+    torch.manual_seed(0)
+    basis = torch.linalg.qr(torch.randn(12, 12, dtype=F64))[0]
+    values = torch.linspace(1, 50, 12, dtype=F64)
+    H = basis @ values.diag() @ basis.T
+    curvature = Curvature({"x": torch.zeros(12, dtype=F64)})
+    curvature.look(lambda u: {"x": H @ u["x"]}, 60)
+    assert 45 < curvature.size <= 50 * (1 + 1e-9)
+
+
+def test_the_gate_opens_as_v_is_solved_and_noise_does_not_count():
+    g = torch.Generator().manual_seed(0)
+    b = torch.ones(400, dtype=F64)
+
+    def run(residual, noise):
+        gate = Gate({"x": b})
+        for _ in range(100):
+            r = residual * b + noise * torch.randn(400, generator=g, dtype=F64)
+            gate.look({"x": r}, {"x": b + noise * torch.randn(400, generator=g, dtype=F64)})
+        return float(gate.size)
+
+    assert run(1.0, 0.0) == pytest.approx(1 / 101)
+    assert run(0.1, 0.0) == pytest.approx(0.5)
+    assert run(0.0, 1.0) > 0.9
+
+
+def test_the_scale_free_step_does_not_know_the_size_of_the_gradient():
+    ends = []
+    for size in (1e-6, 1.0, 1e6):
+        x = nn.Parameter(torch.tensor([1.0, -2.0], dtype=F64))
+        opt = ScaleFree([x])
+        for _ in range(200):
+            x.grad = size * (x.detach() - torch.tensor([0.5, 0.5]))
+            opt.step()
+        ends.append(x.detach().clone())
+    torch.testing.assert_close(ends[0], ends[1])
+    torch.testing.assert_close(ends[2], ends[1])
+    assert float((ends[1] - 0.5).abs().max()) < 0.2
+
+
+@pytest.mark.parametrize("scale", [1.0, 100.0, 0.01])
+def test_automatic_steps_solve_a_ridge_problem_at_any_scale(scale):
+    """The penalty that minimises the validation loss, found without a rate, whatever the unit of the losses is."""
+    g = torch.Generator().manual_seed(0)
+    truth = torch.randn(10, 1, generator=g, dtype=F64) * torch.tensor([1.0] * 3 + [0.0] * 7, dtype=F64)[:, None]
+    x = torch.randn(60, 10, generator=g, dtype=F64)
+    y = x @ truth + torch.randn(60, 1, generator=g, dtype=F64)
+    train, valid = (x[:30], y[:30]), (x[30:], y[30:])
+    model = nn.Linear(10, 1, bias=False, dtype=F64)
+    nn.init.zeros_(model.weight)
+    penalty = nn.Parameter(torch.full((10,), -1.0, dtype=F64))
+
+    def inner(model, penalty, batch):
+        error = (model(batch[0]) - batch[1]).square().mean()
+        return scale * (error + (penalty.exp() * model.weight.square()).sum())
+
+    def outer(model, penalty, batch):
+        return scale * (model(batch[0]) - batch[1]).square().mean()
+
+    def f(log_penalty):
+        H = train[0].T @ train[0] / 30 + log_penalty.exp().diag()
+        w = torch.linalg.solve(H, train[0].T @ train[1] / 30)
+        return float((valid[0] @ w - valid[1]).square().mean())
+
+    start = f(penalty.detach())
+    opt = FSLA(model, penalty, inner_loss=inner, outer_loss=outer)
+    for _ in range(600):
+        opt.step(train, valid)
+    reference = penalty.detach().clone().requires_grad_()
+    search = torch.optim.LBFGS([reference], max_iter=200, line_search_fn="strong_wolfe")
+
+    def closure():
+        search.zero_grad()
+        H = train[0].T @ train[0] / 30 + reference.exp().diag()
+        w = torch.linalg.solve(H, train[0].T @ train[1] / 30)
+        value = (valid[0] @ w - valid[1]).square().mean()
+        value.backward()
+        return value
+
+    search.step(closure)
+    best = f(reference.detach())
+    assert f(penalty.detach()) - best < 0.1 * (start - best)
+
+
+# ---------------------------------------------------------------------------------------------------------- guard
+
+
+def test_a_run_that_diverges_goes_back_and_says_so():
+    model = network()
+    options = manual() | {"adjoint_optimizer": partial(SGD, lr=20.0)}
+    opt = FSLA(model, ClassWeights(), inner_loss=inner_loss, outer_loss=outer_loss, rescues=8, **options)
+    with pytest.warns(RescueWarning, match=r"diverged at step \d+: .*v.*half as long"):
+        take(opt, 150)
+    assert opt.adjoint_optimizer.param_groups[0]["lr"] < 20.0
+    assert all(bool(p.isfinite().all()) for p in (*model.parameters(), *opt.v.values()))
+
+
+def test_a_run_that_cannot_be_rescued_stops_with_what_diverged():
+    options = manual() | {"adjoint_optimizer": partial(SGD, lr=1e6)}
+    opt = FSLA(network(), ClassWeights(), inner_loss=inner_loss, outer_loss=outer_loss, rescues=1, **options)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RescueWarning)
+        with pytest.raises(DivergenceError, match=r"diverged at step \d+: .*radius="):
+            take(opt, 100)
+
+
+# --------------------------------------------------------------------------------------------------------- resume
+
+
+@pytest.mark.filterwarnings("ignore::fsla.solver.SharedBatchWarning")
+@pytest.mark.parametrize("automatic", [True, False])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_run_that_is_taken_up_goes_on_bit_by_bit(kind, automatic):
+    def make():
+        model = network(nn.Dropout(0.2), nn.BatchNorm1d(6, dtype=F64))
+        weights = ClassWeights()
+        options = {} if automatic else manual() | {"optimizer": torch.optim.Adam}
+        return model, weights, KINDS[kind](model, weights, inner_loss=inner_loss, outer_loss=outer_loss, **options)
+
+    def numbers(model, weights, opt):
+        return [
+            *model.state_dict().values(),
+            *weights.state_dict().values(),
+            *opt.v.values(),
+            *opt.hypergradient.values(),
+        ]
+
+    torch.manual_seed(3)
+    model, weights, opt = make()
+    for k in range(31):
+        if k == 17:
+            saved = copy.deepcopy((model.state_dict(), weights.state_dict(), opt.state_dict(), torch.get_rng_state()))
+        opt.step(*batches(k))
+    whole = numbers(model, weights, opt)
+    model, weights, opt = make()
+    model.load_state_dict(saved[0])
+    weights.load_state_dict(saved[1])
+    opt.load_state_dict(saved[2])
+    torch.set_rng_state(saved[3])
+    for k in range(17, 31):
+        opt.step(*batches(k))
+    for a, b in zip(whole, numbers(model, weights, opt), strict=True):
+        assert torch.equal(a.detach(), b.detach())
+
+
+def test_a_state_of_another_run_is_refused():
+    opt = FSLA(network(), ClassWeights(), inner_loss=inner_loss, outer_loss=outer_loss)
+    opt.step(TRAIN, VALID)
+    state = opt.state_dict()
+    with pytest.raises(ValueError, match=r"algorithm 'SOBA'\. Got 'FSLA'"):
+        SOBA(network(), ClassWeights(), inner_loss=inner_loss, outer_loss=outer_loss).load_state_dict(state)
+    other = FSLA(nn.Linear(4, 3, dtype=F64), ClassWeights(), inner_loss=inner_loss, outer_loss=outer_loss)
+    with pytest.raises(ValueError, match="a model with the same parameters"):
+        other.load_state_dict(state)
+    other = FSLA(network(), ClassWeights(), inner_loss=inner_loss, outer_loss=outer_loss, **manual())
+    with pytest.raises(ValueError, match="the same optimisers given"):
+        other.load_state_dict(state)
+
+
+# ------------------------------------------------------------------------------------------------------- refusals
+
+
+def make(model=None, outer=None, **options):
+    losses = {"inner_loss": inner_loss, "outer_loss": outer_loss} | options
+    return FSLA(network() if model is None else model, ClassWeights() if outer is None else outer, **losses)
+
+
+@pytest.mark.parametrize(
+    ("build", "error", "text"),
+    [
+        (lambda: make(model=3), TypeError, "model must be a torch.nn.Module. Got int"),
+        (lambda: make(outer=torch.zeros(3)), TypeError, "outer must be a torch.nn.Module, a torch.nn.Parameter"),
+        (lambda: make(outer=nn.ReLU()), ValueError, "outer must have at least one parameter"),
+        (lambda: make(model=nn.ReLU()), ValueError, "model must have at least one parameter"),
+        (lambda: make(inner_loss=None), TypeError, "inner_loss must be callable"),
+        (lambda: make(momentum="strom"), ValueError, "momentum.*Did you mean 'storm'"),
+        (lambda: make(eta=0.0), ValueError, "'eta' of FSLA"),
+        (lambda: make(products="exakt"), ValueError, "kind of products.*Did you mean 'exact'"),
+        (lambda: make(max_norm=-1.0), ValueError, "'max_norm' of FSLA must be positive"),
+        (lambda: make(rescues=-1), ValueError, "'rescues' of FSLA"),
+        (lambda: make(optimizer=3), TypeError, "'int' object is not callable|optimizer must be"),
+        (lambda: make(optimizer=lambda p: 3), TypeError, "optimizer must be a torch.optim.Optimizer"),
+        (lambda: make(optimizer=SGD([nn.Parameter(torch.ones(1))], lr=1)), ValueError, "optimizer must hold every"),
+        (
+            lambda: make(adjoint_optimizer=SGD([nn.Parameter(torch.ones(1))], lr=1)),
+            ValueError,
+            "adjoint_optimizer must hold.*v's tensors are made here",
+        ),
+    ],
+)
+def test_bad_input_gets_one_message(build, error, text):
+    with pytest.raises(error, match=text):
+        build()
+
+
+def test_parameters_on_several_devices_are_refused():
+    model = network()
+    model[2] = nn.Linear(6, 3, device="meta", dtype=F64)
+    with pytest.raises(ValueError, match=r"on one device\. Got cpu, meta"):
+        make(model=model)
+
+
+def test_a_parameter_of_both_is_refused():
+    model = network()
+    shared = nn.Module()
+    shared.w = model[0].weight
+    with pytest.raises(ValueError, match=r"both have \['w'\]"):
+        make(model=model, outer=shared)
+
+
+def test_what_a_loss_must_do_is_said():
+    with pytest.raises(ValueError, match="inner loss G must depend on outer"):
+        make(inner_loss=lambda m, w, b: cross_entropy(m, b).mean()).step(TRAIN, VALID)
+    with pytest.raises(ValueError, match="inner loss G must depend on the model's parameters"):
+        make(inner_loss=lambda m, w, b: w.w.sum()).step(TRAIN, VALID)
+    with pytest.raises(ValueError, match="outer loss F must return a real 0-d tensor"):
+        make(outer_loss=lambda m, w, b: cross_entropy(m, b)).step(TRAIN, VALID)
+    with pytest.raises(ValueError, match="must be finite at the starting point"):
+        make(outer_loss=lambda m, w, b: cross_entropy(m, b).mean() / 0).step(TRAIN, VALID)
+    with pytest.raises(IndexError) as caught:
+        make(inner_loss=lambda m, w, b: b[7]).step(TRAIN, VALID)
+    assert "inner loss G was called" in caught.value.__notes__[0]
+
+
+def test_an_error_in_a_loss_leaves_the_model_where_it_was():
+    model = network()
+    calls = []
+
+    def breaking(m, w, b):
+        calls.append(1)
+        if len(calls) > 12:
+            raise KeyboardInterrupt
+        return inner_loss(m, w, b)
+
+    opt = make(model=model, inner_loss=breaking, products="difference", **manual())
+    opt.step(TRAIN, VALID)
+    calls[:] = [1] * 11
+    before = copy.deepcopy(model.state_dict())
+    with pytest.raises(KeyboardInterrupt):
+        opt.step(TRAIN, VALID)  # breaks at ω - εv
+    for name, t in model.state_dict().items():
+        assert torch.equal(t, before[name])
+    assert all(p.requires_grad for p in model.parameters())
+
+
+def test_there_is_no_single_list_of_groups_and_no_scaler():
+    opt = make()
+    with pytest.raises(AttributeError, match=r"three optimisers.*GradScaler is not supported"):
+        _ = opt.param_groups
+    with pytest.raises(RuntimeError, match="no hypergradient before the first step"):
+        _ = opt.hypergradient
+
+
+def test_storm_on_shared_batches_warns():
+    opt = make(momentum="storm")
+    with pytest.warns(SharedBatchWarning, match="fresh="):
+        opt.step(TRAIN, VALID)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        make(momentum="storm").step(TRAIN, VALID, fresh=batches(3))
