@@ -1,0 +1,174 @@
+"""`fsla reproduce`: the experiments."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.markdown import Markdown
+
+from fsla.cli.options import EXIT_CODES, RESUMES, Budget, DataDir, Device, Engine, Model, Out, Scale, Seeds
+from fsla.experiments.folder import Folder, check_parent
+from fsla.experiments.report import Summary, claims
+from fsla.screen import console, interruptible, run_bar, say
+
+if TYPE_CHECKING:
+    from fsla.experiments.cleaning import RunSpec
+    from fsla.experiments.reproduce import Plan
+
+reproduce = typer.Typer(
+    no_args_is_help=True, help="Reproduce an experiment of the paper: records, summary, figures.", epilog=EXIT_CODES
+)
+
+
+@reproduce.command()
+@interruptible(RESUMES)
+def synthetic(out: Out, seeds: Seeds = 20) -> None:
+    """Section 6.1, Figure 1: the error of FSLA, NS, BP and CG on the quadratic, against K, products and time."""
+    _synthetic(out, seeds)
+
+
+def _synthetic(out: Path, seeds: int) -> None:
+    from fsla.experiments import synthetic as experiment
+    from fsla.experiments.synthetic_summary import summary_of
+    from fsla.plots.synthetic import draw
+
+    spec = experiment.SyntheticSpec(seeds=seeds)
+    folder = Folder(out, "synthetic", spec)
+    with run_bar() as progress:
+        task = progress.add_task("synthetic", total=None)
+        records = experiment.run(
+            spec, folder, lambda name, done, total: progress.update(task, description=name, completed=done, total=total)
+        )
+    summary = summary_of(spec, records)
+    summary.save(out)
+    _show(out, summary, draw(out, records))
+
+
+@reproduce.command()
+@interruptible(RESUMES)
+def sources(
+    out: Out,
+    scale: Annotated[
+        str, typer.Option(help="'smoke': a minute on a laptop. 'full': GPT-2's small size, for a GPU.")
+    ] = "smoke",
+    seeds: Annotated[int, typer.Option(min=1, help="Number of runs with other text and another start.")] = 1,
+    device: Device = "auto",
+) -> None:
+    """Not in the paper: the weights of ten sources of text, learnt while a transformer trains on them.
+
+    Where the folder has its records, only summary and figure are made again.
+    """
+    from fsla.experiments.reproduce import device_of
+    from fsla.experiments.sources import reproduce
+    from fsla.plots.sources import draw
+
+    with run_bar() as progress:
+        task = progress.add_task("sources", total=None)
+        records, summary = reproduce(
+            out,
+            scale,
+            seeds,
+            device_of(device),
+            lambda name, k, steps: progress.update(task, description=name, completed=k, total=steps),
+        )
+    _show(out, summary, draw(out, records))
+
+
+@reproduce.command()
+@interruptible(RESUMES)
+def automatic(
+    out: Out,
+    steps: Annotated[int, typer.Option(min=1, help="Steps of each run.")] = 600,
+) -> None:
+    """Not in the paper: steps that need no tuning against the best of a grid, on seventeen tasks (half an hour)."""
+    from fsla.experiments.automatic import AutomaticSpec, reproduce
+
+    with run_bar() as progress:
+        task = progress.add_task("automatic", total=None)
+        summary = reproduce(
+            out,
+            AutomaticSpec(steps),
+            lambda name, done, total: progress.update(task, description=name, completed=done, total=total),
+        )
+    _show(out, summary, [])
+
+
+def _cleaning(plan: Plan) -> None:
+    import torch
+
+    from fsla.experiments.reproduce import carry_out
+    from fsla.plots.cleaning import draw
+
+    if plan.panels.asked.scale == "smoke":
+        torch.set_num_threads(1)  # its tensors are small: more threads only wait for each other
+    with run_bar() as progress:
+        runs = progress.add_task("runs", total=None)
+        steps = progress.add_task("steps", total=None)
+
+        def report(spec: RunSpec, step: int, done: int, total: int) -> None:
+            progress.update(runs, completed=done, total=total)
+            progress.update(steps, description=f"{spec.task.dataset} {spec.method}", completed=step, total=spec.steps)
+
+        results, summary = carry_out(plan, report)
+        progress.update(runs, completed=progress.tasks[0].total)
+    note = ""
+    if plan.panels.asked.scale == "smoke":
+        note = "Small data and another model: what does not hold here may hold at the paper's size."
+    _show(plan.out, summary, draw(plan.out, plan.figures, results), note)
+
+
+def _group(name: str, text: str) -> None:
+    """Adds the command of a group of figures; all take the same options."""
+
+    @interruptible(RESUMES)
+    def command(
+        out: Out,
+        scale: Scale = "smoke",
+        seeds: Seeds = 1,
+        data_dir: DataDir = None,
+        device: Device = "auto",
+        model: Model = None,
+        budget: Budget = None,
+        engine: Engine = "auto",
+    ) -> None:
+        from fsla.experiments.figures import GROUPS, CleaningSpec
+        from fsla.experiments.reproduce import device_of, prepare
+
+        asked = CleaningSpec(scale, model, budget)
+        if name == "all":
+            check_parent(out, ("synthetic", "cleaning"))
+        plan = prepare(
+            out / "cleaning" if name == "all" else out,
+            asked,
+            GROUPS[name],
+            seeds,
+            data_dir=data_dir,
+            device=device_of(device),
+            engine=engine,
+        )
+        if name == "all":  # by now everything that was asked for is known to be good
+            _synthetic(out / "synthetic", 20 if scale == "paper" else min(seeds, 3))
+        _cleaning(plan)
+
+    reproduce.command(name, help=text)(command)
+
+
+_group("overview", "A first look: FSLA, CG with 1 and 10 steps and no cleaning, the same oracle calls for each.")
+_group("fig2", "FSLA and BP: validation loss against hyper-iterations and time; oracle calls; weights.")
+_group("fig3", "FSLA against NS and CG, warm and restarted: eight panels.")
+_group("fig4", "FSLA against the best CG on Fashion-MNIST and QMNIST (at smoke scale: two other kinds of noise).")
+_group("ablations", "Figures 5 and 6: batch size, δ, c_τ, c_η, c_β; and what the momentum gains.")
+_group("momentum", "Not in the paper: STORM, a moving average, no momentum, and STORM on shared batches.")
+_group("all", "Everything, the synthetic experiment too (20 seeds of it at paper scale, at most 3 at smoke scale).")
+
+
+def _show(out: Path, summary: Summary, figures: list[Path], note: str = "") -> None:
+    console.print(Markdown(claims(summary.claims)))
+    if note:
+        say(note)
+    say("")
+    say("Figures (PNG, and SVG beside each), summary and records:")
+    for path in [*figures, out / "summary.md", out / "summary.json", out / "records.jsonl"]:
+        say(f"  {path}")

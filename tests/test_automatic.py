@@ -1,0 +1,66 @@
+"""The comparison of automatic with searched steps: its tasks are sound, and its table says what the runs found."""
+
+import json
+
+import pytest
+import torch
+
+from fsla.experiments import automatic
+from fsla.experiments.automatic import AutomaticSpec, claims, markdown, reproduce, summarise
+from fsla.experiments.automatic_tasks import tasks
+from fsla.front import FSLA
+
+
+@pytest.mark.parametrize("task", tasks(), ids=lambda task: task.name)
+def test_every_task_has_a_step(task):
+    model, outer = task.build()
+    inner_loss, outer_loss = task.losses()
+    opt = FSLA(model, outer, inner_loss=inner_loss, outer_loss=outer_loss, products="exact")
+    info = opt.step(*task.draw(torch.Generator().manual_seed(0)))
+    assert info.inner_loss.isfinite()
+    assert info.curvature > 0
+    again, _ = task.build()
+    for a, b in zip(task.build()[0].parameters(), again.parameters(), strict=True):
+        assert torch.equal(a, b)  # every run begins where the others do
+
+
+def test_names_tell_tasks_apart():
+    names = [task.name for task in tasks()]
+    assert len(set(names)) == len(names) >= 10
+
+
+def test_the_command_compares_and_resumes(tmp_path, monkeypatch):
+    few = [task for task in tasks() if task.name in ("least squares, condition 10", "ridge a feature, wine")]
+    monkeypatch.setattr(automatic, "tasks", lambda: few)
+    for name, values in (("T", (0.3, 1e4)), ("R", (1.0,)), ("M", (0.1,)), ("FALLS", (False,))):
+        monkeypatch.setattr(automatic, name, values)
+    done = []
+    summary = reproduce(tmp_path / "x", AutomaticSpec(steps=60), lambda name, k, n: done.append(name))
+    assert set(done) == {task.name for task in few}
+    rows = json.loads((tmp_path / "x" / "summary.json").read_text())["tasks"]
+    assert [r["task"] for r in rows] == [task.name for task in few]
+    for r in rows:
+        assert r["tried"] == 2
+        assert r["diverged"] == 1  # a step of ten thousand over L
+        assert r["automatic"] < r["start"]
+    done.clear()
+    again = reproduce(tmp_path / "x", AutomaticSpec(steps=60), lambda name, k, n: done.append(name))
+    assert not done
+    assert again.text == summary.text
+
+
+def record(task, rule, f):
+    return {"task": task, "rule": rule, "f": f, "start": 2.0, "rescues": 0, "convex": True}
+
+
+def test_what_does_not_hold_is_said():
+    runs = [record("a", "automatic", 1.05), record("b", "automatic", 3.0), record("c", "automatic", None)]
+    runs += [record(t, "constants", f) for t in "abc" for f in (1.0, 2.0, None)]
+    rows = summarise(runs)
+    assert [r["ratio"] for r in rows] == [1.05, 3.0, None]
+    assert [r["diverged"] for r in rows] == [1, 1, 1]
+    close, stable = claims(rows)
+    assert not close.held
+    assert "1 of 3; not on b (3.00), c (diverged)" in close.figures
+    assert not stable.held
+    assert "**no**" in markdown(AutomaticSpec(), rows)
