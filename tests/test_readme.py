@@ -21,7 +21,7 @@ def run(page):
 def test_the_readme(capsys):
     names = run("README.md")
     rare = names["log_weights"].exp()
-    assert rare[1] > 3 * rare[0]  # as the comment says
+    assert 8 < rare[1] / rare[0] < 11  # as the comment says; 9.4 with torch 2.13
     ridge = names["state"].at.lam["log_ridge"]
     assert ridge[:5].mean() < ridge[5:].mean() - 1
     assert "relative error" in capsys.readouterr().out
