@@ -7,6 +7,7 @@ import subprocess
 import sys
 from html.parser import HTMLParser
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -79,8 +80,30 @@ def test_the_page_of_examples_has_each_file(site):
     page = (site / "examples.html").read_text(encoding="utf-8")
     files = sorted((ROOT / "examples").glob("[!_]*.py"))
     for path in files:
-        assert f"python examples/{path.name}" in page
+        assert f"<summary>{path.name}</summary>" in page
     assert files or "no examples" in page
+
+
+def test_the_page_of_examples_is_written_from_the_files(tmp_path):
+    spec = importlib.util.spec_from_file_location("hooks", ROOT / "docs" / "hooks.py")
+    hooks = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(hooks)
+    (tmp_path / "examples").mkdir()
+    (tmp_path / "examples" / "few_shot.py").write_text('"""Learns a start."""\n\nprint(1)\n')
+    (tmp_path / "examples" / "_shared.py").write_text("")
+    config = SimpleNamespace(config_file_path=str(tmp_path / "mkdocs.yml"))
+
+    def written(name, text):
+        page = SimpleNamespace(file=SimpleNamespace(src_uri=name))
+        return hooks.on_page_markdown(text, page=page, config=config, files=None)
+
+    page = written("examples.md", f"# Examples\n\n{hooks.MARKER}\n")
+    assert page.startswith("# Examples\n\n## Few shot\n\nLearns a start.\n\n```sh\npython examples/few_shot.py\n```")
+    assert "    print(1)\n" in page
+    assert "_shared" not in page
+    assert written("other.md", hooks.MARKER) == hooks.MARKER
+    with pytest.raises(ValueError, match="must hold"):
+        written("examples.md", "# Examples")
 
 
 def test_a_link_to_nowhere_fails_the_build(tmp_path):
