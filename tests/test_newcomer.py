@@ -156,3 +156,49 @@ def test_a_penalty_for_each_layer_moves_the_right_way():
 
     assert penalties.detach().min() > -9.0
     assert retrained(penalties.detach()) < retrained(torch.tensor([-9.0, -9.0]))
+
+
+def test_weights_of_classes_of_which_most_batches_hold_no_sample():
+    """A batch with a rare sample bends far more than the ones before it: v must not run away on it."""
+    torch.manual_seed(0)
+    centres = 1.5 * torch.randn(3, 5)
+
+    def draw(counts):
+        y = torch.repeat_interleave(torch.arange(3), torch.tensor(counts))
+        return centres[y] + torch.randn(len(y), 5), y
+
+    x, y = draw([900, 80, 20])
+    x_trusted, y_trusted = draw([100, 100, 100])
+    model = nn.Sequential(nn.Linear(5, 16), nn.Tanh(), nn.Linear(16, 3))
+    weights = nn.Parameter(torch.zeros(3))
+
+    def inner(model, weights, batch):
+        each = nn.functional.cross_entropy(model(batch[0]), batch[1], reduction="none")
+        return (weights.exp()[batch[1]] * each).mean() + 1e-3 * sum(p.square().sum() for p in model.parameters())
+
+    def outer(model, weights, batch):
+        return nn.functional.cross_entropy(model(batch[0]), batch[1])
+
+    opt = FSLA(model, weights, inner_loss=inner, outer_loss=outer)
+    largest = 0.0
+    for _ in range(600):
+        i = torch.randint(1000, (64,))
+        j = torch.randint(300, (64,))
+        info = opt.step((x[i], y[i]), (x_trusted[j], y_trusted[j]))
+        largest = max(largest, float(info.adjoint_norm))
+    assert largest < 1e3
+    assert weights[2] > weights[1] > weights[0]
+
+
+def test_a_weight_that_torch_cannot_differentiate_by_is_explained():
+    weights = nn.Parameter(torch.ones(3))
+    batch = torch.randn(8, 4), torch.arange(8) % 3
+    opt = FSLA(
+        nn.Linear(4, 3),
+        weights,
+        inner_loss=lambda m, w, b: nn.functional.cross_entropy(m(b[0]), b[1], weight=w),
+        outer_loss=lambda m, w, b: nn.functional.cross_entropy(m(b[0]), b[1]),
+    )
+    with pytest.raises(RuntimeError) as caught:
+        opt.step(batch, batch)
+    assert any("reduction='none' and multiply" in note for note in caught.value.__notes__)

@@ -208,6 +208,8 @@ class Bilevel:
         residual = sub(hv, b)
         if self._gate is not None:
             self._gate.look(scale(-1.0, residual), b)
+        if self._own["adjoint_optimizer"] and self._curvature is not None:
+            residual = scale(self._curvature.share(v, hv), residual)
         descend(self.adjoint_optimizer, self.v, residual)
         if self._radius is not None:
             v = self._v

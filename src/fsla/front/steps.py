@@ -25,27 +25,46 @@ EVERY = 10
 
 
 class Curvature:
-    """‖H‖ from below, as a maximum that decays: power iteration, warm-started, with a little noise to look around."""
+    """‖H‖ from below, as a maximum that decays: power iteration, warm-started, with a little noise to look around.
+
+    What H does to v is seen at every step, and counts as well: a batch with a rare sample may bend far more than those
+    that power iteration met.
+    """
 
     def __init__(self, omega: Tree) -> None:
         self._generator = torch.Generator().manual_seed(0)
         self.size = 0.0
+        self._along_v: Tensor | float = 0.0
         self._u = self._unit(self._noise(omega))
 
     def look(self, hvp: Callable[[Tree], Tree], times: int = 1) -> None:
         for i in range(times):
             h = hvp(self._u)
-            found = float(norm(h))
+            found = max(float(norm(h)), float(self._along_v))
+            self._along_v = 0.0
             settled = self.size > 0 and (times == 1 or i >= times - 3)
             self.size = max(found, KEEP * self.size + (1 - KEEP) * found) if settled else found
             if found > 0:
-                self._u = self._unit(axpy(0.1, self._noise(h), scale(1 / found, h)))
+                self._u = self._unit(axpy(0.1, self._noise(h), self._unit(h)))
+
+    def share(self, v: Tree, hv: Tree) -> Tensor:
+        """How much of the step 1/L is safe along v on this batch, whose curvature there is remembered."""
+        length = norm(v)
+        along = torch.where(length > 0, norm(hv) / length, 0)
+        self._along_v = torch.maximum(along, torch.as_tensor(self._along_v, device=along.device, dtype=along.dtype))
+        return (self.size / along).clamp(max=1.0)
 
     def state_dict(self) -> dict[str, Any]:
-        return {"size": self.size, "u": self._u, "random": self._generator.get_state()}
+        return {
+            "size": self.size,
+            "along_v": self._along_v,
+            "u": self._u,
+            "random": self._generator.get_state(),
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.size = float(state["size"])
+        self._along_v = state["along_v"]
         self._u = {name: t.clone() for name, t in state["u"].items()}
         self._generator.set_state(state["random"].cpu())
 
