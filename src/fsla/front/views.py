@@ -127,10 +127,8 @@ class ModelView:
             value = self._loss(self._problem.model, self._problem.outer, part)
         except Exception as error:
             error.add_note(f"(raised while the {self._name} was called with the model, the outer modules and a batch)")
-            if "derivative for 'weight' is not implemented" in str(error):
-                error.add_note(
-                    "PyTorch cannot differentiate a loss by its weight=. Take reduction='none' and multiply."
-                )
+            if "not differentiable with respect to argument 'weight'" in str(error):
+                error.add_note("PyTorch has no derivative of it by weight=. Take reduction='none' and multiply.")
             raise
         return passes.scalar(value, self._name)
 
