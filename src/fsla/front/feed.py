@@ -33,6 +33,16 @@ class RandomState(NamedTuple):
         on_devices = torch.cuda.get_rng_state_all() if used else []
         return cls(torch.get_rng_state(), numpy.random.get_state(legacy=False), random.getstate(), on_devices)
 
+    def packed(self) -> tuple[Any, ...]:
+        """The states with Python's numbers as a tensor, as checkpoints have them."""
+        version, numbers, gauss = self.python
+        return (self.torch, self.numpy, (version, torch.tensor(numbers), gauss), self.cuda)
+
+    @classmethod
+    def unpacked(cls, saved: tuple[Any, ...]) -> RandomState:
+        states, numpy_state, (version, numbers, gauss), cuda = saved
+        return cls(states, numpy_state, (version, tuple(numbers.tolist()), gauss), cuda)
+
     def set(self) -> None:
         torch.set_rng_state(self.torch)
         numpy.random.set_state(self.numpy)
@@ -100,7 +110,7 @@ class Feed:
         return {
             "epoch": self._epoch,
             "index": self._index,
-            "start": self._start,
+            "start": None if self._start is None else self._start.packed(),
             "start_generators": self._start_generators,
             "generators": [g.get_state() for g in self._generators()],
         }
@@ -109,7 +119,7 @@ class Feed:
         """Goes to a position by drawing. The shared random states are the caller's to put back; see `settle`."""
         self._epoch = position["epoch"]
         if position["start"] is not None:
-            RandomState(*position["start"]).set()
+            RandomState.unpacked(position["start"]).set()
         self._set_generators(position["start_generators"])
         self._begin()
         assert self._batches is not None

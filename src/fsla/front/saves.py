@@ -112,7 +112,7 @@ class Saves:
             "good": opt._good,
             "schedulers": [scheduler.state_dict() for scheduler in self._schedulers],
             "loaders": [feed.position() for feed in self._feeds],
-            "random": RandomState.now(),
+            "random": RandomState.now().packed(),
         }
         return {name: encode(part) for name, part in parts.items()}
 
@@ -147,7 +147,7 @@ class Saves:
                 feed.seek(position)
             for feed, position in zip(self._feeds, parts["loaders"], strict=True):
                 feed.settle(position)
-            RandomState(*parts["random"]).set()
+            RandomState.unpacked(parts["random"]).set()
         except (KeyError, TypeError, ValueError, RuntimeError) as error:
             if isinstance(error, CheckpointError):
                 raise
