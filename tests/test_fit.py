@@ -85,7 +85,7 @@ RATES = {
 class Setup:
     """A run as a script sets it up: with all that has a state."""
 
-    def __init__(self, algorithm=fsla.FSLA, *, own=True, width=6, **options):
+    def __init__(self, algorithm=fsla.FSLA, *, own=True, width=6, workers=0, **options):
         torch.manual_seed(0)
         random.seed(0)
         numpy.random.seed(0)
@@ -96,7 +96,7 @@ class Setup:
         self.opt = algorithm(
             self.model, {"w": self.weights}, **self.of_mapping(losses), **(RATES if own else {}), **options
         )
-        self.train = DataLoader(Augmented(40, 1), batch_size=8, shuffle=True)
+        self.train = DataLoader(Augmented(40, 1), batch_size=8, shuffle=True, num_workers=workers)
         generator = torch.Generator().manual_seed(5)
         self.trusted = DataLoader(TensorDataset(*data(20, 2)), batch_size=8, shuffle=True, generator=generator)
         self.schedulers = []
@@ -672,7 +672,9 @@ def die_at(where, count):
 
 
 def killed_in_turn(folder, moments):
-    """Forks a process for each moment, which goes on from the one before and kills itself; then one to the end."""
+    """Forks a process for each moment, which goes on from the one before and kills itself; then goes to the end."""
+    whole = Setup()  # first, so that what torch loads at a first step is loaded once
+    whole.fit(folder / "whole")
     for where, count in moments:
         child = os.fork()
         if child == 0:
@@ -682,12 +684,27 @@ def killed_in_turn(folder, moments):
     last = Setup()
     history = last.fit(folder)
     assert history.resumed_from is not None
-    whole = Setup()
-    whole.fit(folder / "whole")
     assert last.end == whole.end
     assert (folder / "records.jsonl").read_bytes() == (folder / "whole" / "records.jsonl").read_bytes()
     assert {p.name for p in folder.iterdir()} == {"records.jsonl", "whole", *checkpoints(folder)}
     print("same")
+
+
+def broken_off_with_workers(folder):
+    whole = Setup(workers=2)
+    whole.fit(steps=12)
+    with pytest.raises(Stop):
+        Setup(workers=2).fit(folder, steps=12, callbacks=[stop_at(8)])
+    last = Setup(workers=2)
+    torch.manual_seed(9)
+    assert last.fit(folder, steps=12).resumed_from == 6
+    assert last.end == whole.end
+    print("same")
+
+
+def test_a_run_with_workers_goes_on_exactly(tmp_path):
+    code, out, err = ended(start("broken_off_with_workers(Path(sys.argv[1]))", tmp_path))
+    assert (code, out) == (0, "same\n"), err
 
 
 def test_a_run_that_is_killed_goes_on_exactly(tmp_path):
@@ -736,9 +753,8 @@ def test_a_second_process_is_refused_and_sigterm_saves_the_run_and_ends_it(tmp_p
     for line in child.stdout:
         if line == "3\n":
             break
-    code, _, err = ended(start("Setup().fit(sys.argv[1])", tmp_path))
-    assert code == 1
-    assert f"must be used by one run at a time. The process {child.pid} is using it." in err
+    with pytest.raises(CheckpointError, match=rf"one run at a time\. The process {child.pid} is using it\."):
+        Setup().fit(tmp_path)
     child.terminate()
     code, _, err = ended(child)
     assert code == 143
