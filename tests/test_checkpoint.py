@@ -16,8 +16,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import fsla
+from fsla import checkpoint
+from fsla.checkpoint import CheckpointError, load_checkpoint, save_checkpoint
 from fsla.solver import State
-from fsla.training import CheckpointError, checkpoint, load_checkpoint, save_checkpoint
 
 
 def state() -> State:

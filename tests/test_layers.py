@@ -21,7 +21,9 @@ LAYERS = [
     ["solver", "evaluate"],
     ["jacobi"],
     ["algorithms"],
-    ["theory", "front"],
+    ["theory", "plain"],
+    ["checkpoint"],
+    ["front"],
     ["fsla"],  # __init__: the public names of the core
     ["problems", "data", "training"],
     ["experiments"],

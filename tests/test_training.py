@@ -11,11 +11,11 @@ import torch
 
 import fsla
 from fsla import Sample
+from fsla.checkpoint import CheckpointError
 from fsla.data import TaskSpec, make_task
 from fsla.experiments.cleaning import RunSpec, execute, prepare, warm_up
 from fsla.experiments.methods import Bp, Cg, Fsla, NoCleaning, Ns, Oracle
 from fsla.training import load_checkpoint, save_checkpoint
-from fsla.training.checkpoint import CheckpointError
 from support import network
 
 TINY = RunSpec(

@@ -9,10 +9,11 @@ state = solver.step(problem, state, xi)
 
 from fsla import algorithms, projection, rates, theory, tree, update
 from fsla.autodiff import DifferenceWarning, Problem
+from fsla.checkpoint import CheckpointError
 from fsla.counted import Counted, Counts
 from fsla.differences import Differences
 from fsla.evaluate import DivergenceWarning, Hypergradient, check_hypergradient, hypergradient
-from fsla.front import FSLA, MASOBA, SOBA, DivergenceError, MicroBatches, RescueWarning
+from fsla.front import FSLA, MASOBA, SOBA, DivergenceError, History, MicroBatches, RescueWarning, fit
 from fsla.module import functional
 from fsla.problem import Point
 from fsla.sample import Batches, Needs, Sample
@@ -27,6 +28,7 @@ __all__ = [
     "MASOBA",
     "SOBA",
     "Batches",
+    "CheckpointError",
     "Counted",
     "Counts",
     "Damped",
@@ -35,6 +37,7 @@ __all__ = [
     "DivergenceError",
     "DivergenceWarning",
     "GaussNewton",
+    "History",
     "Hypergradient",
     "MicroBatches",
     "Needs",
@@ -48,6 +51,7 @@ __all__ = [
     "WeightedProblem",
     "algorithms",
     "check_hypergradient",
+    "fit",
     "functional",
     "hypergradient",
     "projection",

@@ -1,6 +1,6 @@
 """Running an algorithm for many steps: clock, records, checkpoints, budgets, divergence."""
 
-from fsla.training.checkpoint import CheckpointError, load_checkpoint, save_checkpoint
+from fsla.checkpoint import CheckpointError, load_checkpoint, save_checkpoint
 from fsla.training.engine import EngineWarning, make_engine
 from fsla.training.loop import health, train
 from fsla.training.records import Record, Status, work

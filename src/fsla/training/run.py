@@ -15,11 +15,12 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
+from fsla.checkpoint import CheckpointError, check_place, load_checkpoint, pack, save_checkpoint
 from fsla.counted import Counted, Counts
+from fsla.plain import differences, plain
 from fsla.sample import Sample
 from fsla.solver import Algorithm, State
-from fsla.training.checkpoint import CheckpointError, check_place, load_checkpoint, pack, save_checkpoint
-from fsla.training.records import Record, differences, plain
+from fsla.training.records import Record
 
 T = TypeVar("T")
 

@@ -20,12 +20,10 @@ from safetensors.torch import save
 from torch import Tensor
 
 from fsla.files import remove_orphans, write_bytes
+from fsla.plain import Plain
 from fsla.problem import Point
 from fsla.solver import State
 from fsla.tree import Scalar, Tree
-
-Plain = None | bool | int | float | str | list["Plain"] | dict[str, "Plain"]
-"""What JSON holds."""
 
 _FORMAT = "fsla-checkpoint-2"
 _NEST = "nest"

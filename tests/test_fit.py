@@ -1,0 +1,834 @@
+"""The training loop: what it records, when it ends, and that it goes on exactly from wherever it was killed."""
+
+import errno
+import io
+import itertools
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+import types
+import warnings
+from functools import partial
+from pathlib import Path
+
+import numpy
+import pytest
+import torch
+from torch import nn
+from torch.optim import lr_scheduler
+from torch.utils.data import DataLoader, Dataset, TensorDataset
+
+import fsla
+from fsla import CheckpointError
+from fsla.front import journal, process
+from fsla.front.feed import Feed
+
+F64 = torch.float64
+STEPS = 30
+
+
+class ClassWeights(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.w = nn.Parameter(torch.zeros(3, dtype=F64))
+        self.register_buffer("calls", torch.zeros((), dtype=torch.int64), persistent=False)
+
+    def forward(self, y):
+        self.calls += 1
+        return self.w.exp()[y]
+
+
+def cross_entropy(model, batch):
+    x, y = batch
+    return nn.functional.cross_entropy(model(x), y, reduction="none")
+
+
+def inner_loss(model, weights, batch):
+    ridge = sum(p.square().sum() for p in model.parameters())
+    return (weights(batch[1]) * cross_entropy(model, batch)).mean() + 0.02 * ridge
+
+
+def outer_loss(model, weights, batch):
+    return cross_entropy(model, batch).mean() + 0.01 * weights.w.square().sum()
+
+
+def data(n, seed):
+    g = torch.Generator().manual_seed(seed)
+    return torch.randn(n, 4, generator=g, dtype=F64), torch.randint(3, (n,), generator=g)
+
+
+class Augmented(Dataset):
+    """Draws from NumPy's and Python's generators for each example, as transforms do."""
+
+    def __init__(self, n, seed):
+        self.x, self.y = data(n, seed)
+
+    def __len__(self):
+        return len(self.y)
+
+    def __getitem__(self, i):
+        return self.x[i] + 0.1 * numpy.random.rand() + 0.1 * random.random() + 0.1 * torch.rand(()), self.y[i]
+
+
+RATES = {
+    "optimizer": partial(torch.optim.Adam, lr=0.01),
+    "adjoint_optimizer": partial(torch.optim.SGD, lr=0.05, momentum=0.5),
+    "outer_optimizer": partial(torch.optim.Adam, lr=0.02),
+}
+
+
+class Setup:
+    """A run as a script sets it up: with all that has a state."""
+
+    def __init__(self, algorithm=fsla.FSLA, *, own=True, width=6, workers=0, **options):
+        torch.manual_seed(0)
+        random.seed(0)
+        numpy.random.seed(0)
+        layers = [nn.Linear(4, width), nn.BatchNorm1d(width), nn.Tanh(), nn.Dropout(0.2), nn.Linear(width, 3)]
+        self.model = nn.Sequential(*layers).to(F64)
+        self.weights = ClassWeights()
+        losses = {"inner_loss": inner_loss, "outer_loss": outer_loss}
+        self.opt = algorithm(
+            self.model, {"w": self.weights}, **self.of_mapping(losses), **(RATES if own else {}), **options
+        )
+        self.train = DataLoader(Augmented(40, 1), batch_size=8, shuffle=True, num_workers=workers)
+        generator = torch.Generator().manual_seed(5)
+        self.trusted = DataLoader(TensorDataset(*data(20, 2)), batch_size=8, shuffle=True, generator=generator)
+        self.schedulers = []
+        if own:
+            self.schedulers = [
+                lr_scheduler.CosineAnnealingLR(self.opt.optimizer, STEPS),
+                lr_scheduler.MultiStepLR(self.opt.outer_optimizer, [4, 11, 11], 0.5),
+                lr_scheduler.ReduceLROnPlateau(self.opt.adjoint_optimizer, patience=0, factor=0.5),
+            ]
+
+    @staticmethod
+    def of_mapping(losses):
+        return {name: lambda m, o, b, f=f: f(m, o["w"], b) for name, f in losses.items()}
+
+    def evaluate(self, model):
+        x, y = data(30, 3)
+        torch.rand(7)
+        loss = nn.functional.cross_entropy(model(x), y)
+        return {"loss": loss, "error": (model(x).argmax(1) != y).double().mean()}
+
+    def fit(self, folder=None, **more):
+        given = {"steps": STEPS, "evaluate": self.evaluate, "evaluate_every": 4, "save_every": 3, "progress": False}
+        given |= {"schedulers": self.schedulers, "folder": folder}
+        history = fsla.fit(self.opt, self.train, self.trusted, **(given | more))
+        self.end = self.left()
+        return history
+
+    def left(self):
+        """Everything that a run leaves, as text."""
+        buffers = [*self.model.buffers(), *self.weights.buffers()]
+        states = [self.model.state_dict(), self.weights.state_dict(), buffers, self.opt.state_dict()]
+        states += [s.state_dict() for s in self.schedulers]
+        states += [torch.get_rng_state(), str(numpy.random.get_state()), random.getstate()]
+        return digest(states)
+
+
+def digest(x):
+    if isinstance(x, torch.Tensor):
+        return f"{x.dtype}{list(x.shape)}{x.detach().reshape(-1).view(torch.uint8).tolist()};"
+    if isinstance(x, dict):
+        return "".join(f"{k!r}:{digest(v)}" for k, v in x.items())
+    if isinstance(x, list | tuple):
+        return "[" + "".join(map(digest, x)) + "]"
+    return f"{x!r};"
+
+
+class Stop(Exception):
+    pass
+
+
+def stop_at(step):
+    def callback(opt, record):
+        if record["step"] == step:
+            raise Stop
+
+    return callback
+
+
+def records(folder):
+    return [json.loads(line) for line in (folder / "records.jsonl").read_text().splitlines()]
+
+
+def checkpoints(folder):
+    return sorted(p.name for p in folder.glob("checkpoint*"))
+
+
+KINDS = {
+    "fsla": {},
+    "measured": {"own": False},
+    "average": {"momentum": "average", "max_norm": 1.0, "radius": 10.0},
+    "storm": {"momentum": "storm"},
+    "soba": {"algorithm": fsla.SOBA},
+    "ma-soba": {"algorithm": fsla.MASOBA, "own": False},
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_run_goes_on_exactly_after_exceptions(tmp_path, kind):
+    whole = Setup(**KINDS[kind])
+    history = whole.fit(tmp_path / "whole")
+    folder = tmp_path / "broken"
+    for step in (4, 12, 20, 24):
+        part = Setup(**KINDS[kind])
+        if checkpoints(folder):
+            torch.manual_seed(100 + step)  # all that a run draws from is in the checkpoint
+        with pytest.raises(Stop):
+            part.fit(folder, callbacks=[stop_at(step)])
+    last = Setup(**KINDS[kind])
+    random.seed(7)
+    numpy.random.seed(7)
+    torch.manual_seed(7)
+    resumed = last.fit(folder)
+    assert resumed.resumed_from == 21
+    assert last.end == whole.end
+    assert (folder / "records.jsonl").read_bytes() == (tmp_path / "whole" / "records.jsonl").read_bytes()
+    assert resumed.records == history.records
+    assert [r["step"] for r in history.records] == [4, 8, 12, 16, 20, 24, 28, 30]
+    assert history.best == min(r["loss"] for r in history.records)
+    assert next(r["step"] for r in history.records if r["loss"] == history.best) == history.best_step
+    assert (resumed.best, resumed.best_step, resumed.stopped) == (history.best, history.best_step, "steps")
+
+
+def test_saving_and_evaluating_change_nothing(tmp_path):
+    plain = Setup(own=False)
+    plain.fit(evaluate=None)
+    other = Setup(own=False)
+    other.model[1].eval()
+    other.model[1].train()
+    other.fit(tmp_path, evaluate_every=1, save_every=1)
+    assert other.end == plain.end
+    assert other.model.training
+    assert all(m.training for m in other.model.modules())
+
+
+def test_a_module_that_was_frozen_stays_so_after_an_evaluation():
+    run = Setup()
+    run.model[1].eval()
+    seen = []
+
+    def evaluate(model):
+        seen.append((model[0].training, torch.is_grad_enabled()))
+        return 1.0
+
+    history = run.fit(steps=4, evaluate=evaluate)
+    assert seen == [(False, False)]
+    assert (run.model[0].training, run.model[1].training) == (True, False)
+    assert history.records[0]["evaluation"] == 1.0
+
+
+def test_steps_can_be_added_later(tmp_path):
+    whole = Setup(own=False)
+    whole.fit(tmp_path / "whole", evaluate_every=5)
+    Setup(own=False).fit(tmp_path / "parts", steps=10, evaluate_every=5)
+    later = Setup(own=False)
+    assert later.fit(tmp_path / "parts", evaluate_every=5).resumed_from == 10
+    assert later.end == whole.end
+    done = Setup(own=False)
+    history = done.fit(tmp_path / "parts", evaluate_every=5)
+    assert (history.step, history.resumed_from, len(history.records)) == (STEPS, STEPS, 6)
+    assert digest(done.model.state_dict()) == digest(whole.model.state_dict())
+    with pytest.raises(CheckpointError, match=r"beyond the 20 steps .* at step 30\. Ask for more steps"):
+        Setup(own=False).fit(tmp_path / "parts", steps=20)
+
+
+def test_a_rescue_after_a_resume_goes_back_as_without_one(tmp_path):
+    """What a rescue goes back to is saved too."""
+    x, y = data(8, 1)
+    bad = [(torch.full_like(x, torch.nan) if k == 19 else x, y) for k in range(40)]
+
+    def run(folder, **more):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3)).to(F64)
+        opt = fsla.FSLA(model, ClassWeights(), inner_loss=inner_loss, outer_loss=outer_loss, **RATES)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", fsla.RescueWarning)
+            fsla.fit(opt, bad, bad[:1], steps=30, folder=folder, evaluate_every=5, save_every=15, **more)
+        return opt
+
+    whole = run(None)
+    assert whole.k == 20  # of 30: it went back from 20 to 10
+    with pytest.raises(Stop):
+        run(tmp_path, callbacks=[stop_at(15 + 5)])
+    assert records(tmp_path)[-1]["inner_loss"] is None
+    again = run(tmp_path)
+    assert digest([again.state_dict(), again.problem.model.state_dict()]) == digest(
+        [whole.state_dict(), whole.problem.model.state_dict()]
+    )
+
+
+# -------------------------------------------------------------------------------------------------------------- loaders
+
+
+def test_loaders_of_unequal_length_start_anew():
+    x, y = data(6, 1)
+    seen = {"inner": [], "outer": []}
+
+    def spy(name, loss):
+        def called(model, weights, batch):
+            if not seen[name] or seen[name][-1] != batch[0]:
+                seen[name].append(batch[0])
+            return loss(model, weights, batch[1:])
+
+        return called
+
+    model = nn.Linear(4, 3).to(F64)
+    losses = {"inner_loss": spy("inner", inner_loss), "outer_loss": spy("outer", outer_loss)}
+    opt = fsla.SOBA(model, ClassWeights(), **losses, **RATES)
+    fsla.fit(opt, [(k, x, y) for k in range(3)], ((k, x, y) for k in itertools.count()), steps=7)
+    assert seen["inner"] == [0, 1, 2, 0, 1, 2, 0]
+    assert seen["outer"] == [0, 1, 2, 3, 4, 5, 6]
+
+
+def test_without_a_trusted_loader_the_outer_loss_gets_none():
+    x, y = data(6, 1)
+
+    def outer(model, weights, batch):
+        assert batch is None
+        return outer_loss(model, weights, (x, y))
+
+    opt = fsla.SOBA(nn.Linear(4, 3).to(F64), ClassWeights(), inner_loss=inner_loss, outer_loss=outer, **RATES)
+    assert fsla.fit(opt, [(x, y)], steps=2).step == 2
+
+
+def test_a_data_loader_reshuffles_and_a_distributed_sampler_is_told_the_epoch():
+    set_ = TensorDataset(torch.arange(6))
+    feed = Feed(DataLoader(set_, shuffle=True), "train_loader")
+    epochs = [[int(feed.draw()[0]) for _ in range(6)] for _ in range(3)]
+    assert all(sorted(epoch) == list(range(6)) for epoch in epochs)
+    assert epochs[0] != epochs[1] or epochs[1] != epochs[2]
+    sampler = torch.utils.data.DistributedSampler(set_, num_replicas=1, rank=0)
+    feed = Feed(DataLoader(set_, sampler=sampler), "train_loader")
+    epochs = [[int(feed.draw()[0]) for _ in range(6)] for _ in range(3)]
+    assert epochs[0] != epochs[1]
+    assert sampler.epoch == 2
+
+
+@pytest.mark.parametrize("replacement", [False, True])
+@pytest.mark.parametrize("own", [False, True])
+@pytest.mark.parametrize("drawn", [1, 4, 5, 6, 17])
+def test_a_place_in_a_loader_is_found_again(replacement, own, drawn):
+    def make():
+        generator = torch.Generator().manual_seed(1) if own else None
+        sampler = torch.utils.data.RandomSampler(range(40), replacement=replacement, generator=generator)
+        return Feed(DataLoader(range(40), batch_size=8, sampler=sampler), "train_loader")
+
+    torch.manual_seed(0)
+    feed = make()
+    for _ in range(drawn):
+        feed.draw()
+        torch.rand(3)
+    place = feed.position()
+    state = torch.get_rng_state()
+    rest = [feed.draw().tolist() for _ in range(12)]
+    torch.manual_seed(9)
+    again = make()
+    again.seek(place)
+    again.settle(place)
+    torch.set_rng_state(state)
+    assert [again.draw().tolist() for _ in range(12)] == rest
+
+
+def test_an_iterator_that_ends_and_empty_loaders_are_refused():
+    x, y = data(6, 1)
+
+    def opt():
+        return fsla.SOBA(nn.Linear(4, 3).to(F64), ClassWeights(), inner_loss=inner_loss, outer_loss=outer_loss, **RATES)
+
+    with pytest.raises(ValueError, match=r"train_loader must be iterable again.* generator that ended after 2"):
+        fsla.fit(opt(), ((x, y) for _ in range(2)), [(x, y)], steps=5)
+    with pytest.raises(ValueError, match=r"trusted_loader must have at least one batch"):
+        fsla.fit(opt(), [(x, y)], [], steps=5)
+    small = DataLoader(TensorDataset(x, y), batch_size=8, drop_last=True)
+    with pytest.raises(ValueError, match=r"train_loader must have at least one batch.*drop_last=True"):
+        fsla.fit(opt(), small, [(x, y)], steps=5)
+    with pytest.raises(TypeError, match=r"train_loader must be an iterable of batches\. Got int instead"):
+        fsla.fit(opt(), 3, [(x, y)], steps=5)
+
+
+# -------------------------------------------------------------------------------------- evaluation, stopping, callbacks
+
+
+def test_patience_ends_a_run_and_a_resume_leaves_it_ended(tmp_path):
+    losses = iter([3.0, 2.0, 2.5, float("nan"), 2.0, 1.0])
+    history = Setup(own=False).fit(tmp_path, evaluate=lambda model: next(losses), evaluate_every=2, patience=3)
+    assert (history.stopped, history.step, history.best, history.best_step) == ("patience", 10, 2.0, 4)
+    assert [r["evaluation"] for r in history.records] == [3.0, 2.0, 2.5, None, 2.0]
+    again = Setup(own=False).fit(tmp_path, evaluate=lambda model: next(losses), evaluate_every=2, patience=3)
+    assert (again.stopped, again.step) == ("patience", 10)
+    more = Setup(own=False).fit(tmp_path, evaluate=lambda model: next(losses), steps=12, evaluate_every=2, patience=9)
+    assert (more.stopped, more.step, more.best_step) == ("steps", 12, 12)
+
+
+def test_callbacks_see_each_record_and_end_the_run():
+    seen = []
+    run = Setup()
+    last = [lambda opt, record: record["step"] == 8, lambda opt, record: seen.append((opt is run.opt, record["step"]))]
+    history = run.fit(callbacks=last)
+    assert (history.stopped, history.step) == ("callback", 8)
+    assert seen == [(True, 4), (True, 8)]
+
+
+def test_a_record_has_what_a_step_saw(tmp_path):
+    Setup(own=False).fit(tmp_path, steps=4)
+    (record,) = records(tmp_path)
+    own = ["step", "inner_loss", "outer_loss", "hypergradient_norm", "adjoint_norm", "curvature", "gate"]
+    assert list(record) == [*own, "loss", "error"]
+    assert all(isinstance(value, int | float) for value in record.values())
+    assert record["curvature"] > 0
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ({"steps": 0}, "'steps' of fit must be at least 1"),
+        ({"keep": 0}, "'keep' of fit must be at least 1"),
+        ({"save_minutes": -1}, "'save_minutes' of fit must be positive"),
+        ({"resume": "last"}, "must be True, False or 'previous'. Got 'last'"),
+        ({"evaluate": None, "patience": 1, "schedulers": ()}, "patience needs a number to judge by"),
+        ({"evaluate": None}, "ReduceLROnPlateau needs a number to judge by"),
+        ({"evaluate": lambda model: {"step": 1}}, "names of its own. Got 'step'"),
+        ({"evaluate": lambda model: {}}, "names of its own. Got none"),
+        ({"evaluate": lambda model: None}, "Got NoneType for 'evaluation' instead"),
+        ({"evaluate": lambda model: {"loss": torch.ones(2)}}, "Got Tensor for 'loss' instead"),
+        ({"tensorboard": True}, "needs a folder"),
+    ],
+)
+def test_bad_input_gets_one_message(more, message):
+    with pytest.raises((ValueError, TypeError), match=message):
+        Setup().fit(**more)
+
+
+def test_schedulers_of_other_optimisers_are_refused():
+    run = Setup()
+    foreign = lr_scheduler.StepLR(torch.optim.SGD(run.model.parameters(), lr=0.1), 3)
+    with pytest.raises(ValueError, match=r"must be of one of the optimisers of opt.*Got a StepLR of another"):
+        run.fit(schedulers=foreign)
+    measured = Setup(own=False)
+    with pytest.raises(ValueError, match=r"with a rate of yours\. .*Give optimizer= to FSLA"):
+        measured.fit(schedulers=[lr_scheduler.StepLR(measured.opt.optimizer, 3)])
+    measured.fit(schedulers=[lr_scheduler.StepLR(measured.opt.outer_optimizer, 3)], steps=4)
+    assert measured.opt.outer_optimizer.param_groups[0]["lr"] == pytest.approx(0.05 * 0.1)
+
+
+# ---------------------------------------------------------------------------------------------------------- checkpoints
+
+
+def test_the_last_checkpoints_are_kept(tmp_path):
+    Setup().fit(tmp_path, keep=3)
+    assert checkpoints(tmp_path) == [f"checkpoint-{k:08}.safetensors" for k in (24, 27, 30)]
+    assert {p.name for p in tmp_path.iterdir()} == {"records.jsonl", *checkpoints(tmp_path)}
+
+
+def test_checkpoints_follow_the_clock(tmp_path, monkeypatch):
+    clock = itertools.count()
+    monkeypatch.setattr(sys.modules["fsla.front.fit"], "monotonic", lambda: 60.0 * next(clock))
+    Setup().fit(tmp_path, save_every=None, save_minutes=7.5, keep=100)
+    assert checkpoints(tmp_path) == [f"checkpoint-{k:08}.safetensors" for k in (8, 16, 24, 30)]
+
+
+def interrupted(folder, **more):
+    with pytest.raises(Stop):
+        Setup().fit(folder, callbacks=[stop_at(20)], **more)
+    assert checkpoints(folder) == ["checkpoint-00000015.safetensors", "checkpoint-00000018.safetensors"]
+    return folder / "checkpoint-00000018.safetensors"
+
+
+@pytest.mark.parametrize("damage", ["truncated", "tampered", "empty"])
+def test_a_damaged_checkpoint_is_refused_and_the_one_before_it_serves(tmp_path, damage):
+    whole = Setup()
+    whole.fit()
+    path = interrupted(tmp_path)
+    content = bytearray(path.read_bytes())
+    content[-100] ^= 1
+    path.write_bytes({"truncated": content[:-500], "tampered": content, "empty": b""}[damage])
+    with pytest.raises(CheckpointError, match=r"00000018.*cannot be read") as caught:
+        Setup().fit(tmp_path)
+    assert "resume='previous' goes on from checkpoint-00000015.safetensors" in caught.value.__notes__[0]
+    with pytest.raises(Stop):
+        Setup().fit(tmp_path, resume="previous", callbacks=[stop_at(16)])
+    assert checkpoints(tmp_path) == ["checkpoint-00000015.safetensors", "checkpoint-00000018.safetensors.aside"]
+    last = Setup()
+    assert last.fit(tmp_path).resumed_from == 15
+    assert last.end == whole.end
+
+
+def test_a_checkpoint_of_another_problem_is_refused(tmp_path):
+    interrupted(tmp_path, fingerprint={"data": "first", "seed": 0})
+    before = {p.name: p.read_bytes() for p in tmp_path.iterdir()}
+    same = {"data": "first", "seed": 0}
+
+    def refused(setup, match, **more):
+        state = digest(setup.model.state_dict())
+        with pytest.raises(CheckpointError, match=match):
+            setup.fit(tmp_path, **({"fingerprint": same} | more))
+        assert digest(setup.model.state_dict()) == state
+
+    refused(Setup(), r"fingerprint\.data: 'first' there, 'second' wanted", fingerprint={"data": "second", "seed": 0})
+    refused(Setup(width=7), r"omega\.0\.weight: 'float64\[6, 4\]' there, 'float64\[7, 4\]' wanted")
+    refused(Setup(algorithm=fsla.SOBA), r"algorithm: 'FSLA' there, 'SOBA' wanted")
+    refused(Setup(momentum="average"), r"options\.momentum: 'none' there, 'average' wanted")
+    fewer = Setup()
+    refused(fewer, r"schedulers\[1\]: 'MultiStepLR' there, nothing wanted", schedulers=fewer.schedulers[:1])
+    other = Setup()
+    other.train = DataLoader(Augmented(48, 1), batch_size=8, shuffle=True)
+    refused(other, r"batches\[0\]: 5 there, 6 wanted")
+    refused(Setup(), r"must hold no checkpoint where resume=False", resume=False)
+    assert {p.name: p.read_bytes() for p in tmp_path.iterdir()} == before
+
+
+def test_previous_needs_two(tmp_path):
+    Setup().fit(tmp_path, keep=1)
+    with pytest.raises(CheckpointError, match=r"must hold two checkpoints"):
+        Setup().fit(tmp_path, resume="previous")
+
+
+def test_a_checkpoint_of_something_else_is_refused(tmp_path):
+    fsla.checkpoint.save_checkpoint(tmp_path / "checkpoint-00000003.safetensors", {"a": 1})
+    with pytest.raises(CheckpointError, match=r"must be a checkpoint of fit\. It is of something else"):
+        Setup().fit(tmp_path)
+
+
+def test_a_state_that_cannot_be_saved_is_said_at_the_first_step(tmp_path):
+    run = Setup()
+    run.schedulers[0].memory = {1, 2}
+    with pytest.raises(TypeError, match="Got set instead") as caught:
+        run.fit(tmp_path)
+    assert "in 'schedulers'" in caught.value.__notes__[0]
+    assert run.opt.k == 1
+
+
+def test_lost_records_are_said_and_the_run_goes_on(tmp_path):
+    interrupted(tmp_path)
+    lines = (tmp_path / "records.jsonl").read_text().splitlines(keepends=True)
+    (tmp_path / "records.jsonl").write_text("".join(lines[:2]) + lines[2][:20])
+    with pytest.warns(UserWarning, match=r"must hold the 4 records .* It holds 2 of them"):
+        history = Setup().fit(tmp_path)
+    assert [r["step"] for r in history.records] == [4, 8, 20, 24, 28, 30]
+    assert records(tmp_path) == history.records
+
+
+# ------------------------------------------------------------------------------------------ folders, locks and the disk
+
+
+def test_a_folder_that_cannot_be_written_is_found_before_the_first_step(tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    run = Setup()
+    with pytest.raises(CheckpointError, match=r"folder of fit must be writable\. .*file.* is not: .*Name another"):
+        run.fit(tmp_path / "file" / "run")
+
+    def refuse(path):
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
+
+    monkeypatch.setattr(sys.modules["fsla.front.fit"], "ensure_writable", refuse)
+    with pytest.raises(CheckpointError, match=r"is not: Read-only file system\. Name another"):
+        run.fit(tmp_path / "run")
+    assert run.opt.k == 0
+
+
+def test_one_run_at_a_time_in_a_process(tmp_path):
+    def again(opt, record):
+        Setup().fit(tmp_path)
+
+    with pytest.raises(CheckpointError, match=rf"one run at a time\. The process {os.getpid()} \(this one\)"):
+        Setup().fit(tmp_path, callbacks=[again])
+    assert not (tmp_path / "lock").exists()
+
+
+def test_a_lock_of_a_dead_process_is_taken_over(tmp_path):
+    (tmp_path / "lock").write_text("4194304999\n")
+    assert Setup().fit(tmp_path).step == STEPS
+    assert not (tmp_path / "lock").exists()
+
+
+def test_a_file_system_without_locks_is_said(tmp_path, monkeypatch):
+    def none(*args):
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(process.fcntl, "lockf", none)
+    with pytest.warns(UserWarning, match="without locks"):
+        Setup().fit(tmp_path)
+
+
+def test_a_full_disk_leaves_what_was_there(tmp_path, monkeypatch):
+    whole = Setup()
+    whole.fit()
+    real = os.fsync
+    calls = itertools.count()
+
+    def full(file):
+        if next(calls) >= 5:  # records and checkpoint, twice, then the third records
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        real(file)
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(CheckpointError, match=r"checkpoint-00000009.* was not: No space left on device"):
+        Setup().fit(tmp_path)
+    monkeypatch.setattr(os, "fsync", real)
+    assert checkpoints(tmp_path) == ["checkpoint-00000003.safetensors", "checkpoint-00000006.safetensors"]
+    last = Setup()
+    assert last.fit(tmp_path).resumed_from == 6
+    assert last.end == whole.end
+
+
+# ------------------------------------------------------------------------------------------------- the bar, TensorBoard
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+def test_the_bar_shows_on_a_terminal_alone(monkeypatch):
+    monkeypatch.setattr(journal, "REFRESH_S", 0.0)
+    monkeypatch.setenv("COLUMNS", "160")
+    for stream, wanted, shown in ((Terminal(), True, True), (Terminal(), False, False), (io.StringIO(), True, False)):
+        monkeypatch.setattr(sys, "stderr", stream)
+        Setup(own=False).fit(steps=6, progress=wanted)
+        text = stream.getvalue()
+        assert all((part in text) == shown for part in ("6/6", "inner", "outer", "|d|", "L "))
+
+
+def test_tensorboard_is_told_the_records(tmp_path, monkeypatch):
+    told = []
+
+    class SummaryWriter:
+        def __init__(self, folder, purge_step):
+            told.append(("open", folder, purge_step))
+
+        def add_scalar(self, name, value, step):
+            told.append((name, value, step))
+
+        def close(self):
+            told.append("close")
+
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", types.SimpleNamespace(SummaryWriter=SummaryWriter))
+    history = Setup().fit(tmp_path, steps=6, tensorboard=True)
+    assert told[0] == ("open", str(tmp_path / "tensorboard"), 1)
+    assert told[-1] == "close"
+    assert ("loss", history.records[1]["loss"], 6) in told
+    assert {entry[0] for entry in told[1:-1]} == set(history.records[0]) - {"step", "curvature", "gate"}
+    Setup().fit(tmp_path, steps=8, tensorboard=True)
+    assert ("open", str(tmp_path / "tensorboard"), 7) in told
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    with pytest.raises(ImportError, match="pip install tensorboard"):
+        Setup().fit(tmp_path / "other", tensorboard=True)
+
+
+# ------------------------------------------------------------------------------------------------------------ processes
+
+
+def start(code, *args):
+    """A process that has this file's names."""
+    head = f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r})\nfrom test_fit import *\n"
+    head += "torch.set_num_threads(1)\n"
+    command = [sys.executable, "-c", head + code, *map(str, args)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def ended(child):
+    out, err = child.communicate(timeout=300)
+    return child.returncode, out, err
+
+
+def die():
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def die_at(where, count):
+    """Kills this process at the count-th time that it is somewhere."""
+    left = itertools.count(1)
+
+    def reached(*args, **more):
+        if next(left) == count:
+            die()
+
+    if where == "callback":
+        return {"callbacks": [reached]}
+    owner, name = {
+        "step": (fsla.FSLA, "_step"),
+        "moves": (fsla.FSLA, "_move_v"),
+        "fsync": (os, "fsync"),
+        "rename": (Path, "replace"),
+        "removal": (Path, "unlink"),
+    }[where]
+    real = getattr(owner, name)
+
+    def spied(*args, **more):
+        reached()
+        return real(*args, **more)
+
+    setattr(owner, name, spied)
+    return {}
+
+
+def killed_in_turn(folder, moments):
+    """Forks a process for each moment, which goes on from the one before and kills itself; then goes to the end."""
+    whole = Setup()  # first, so that what torch loads at a first step is loaded once
+    whole.fit(folder / "whole")
+    for where, count in moments:
+        child = os.fork()
+        if child == 0:
+            Setup().fit(folder, **die_at(where, count))
+            os._exit(0)
+        assert os.WTERMSIG(os.waitpid(child, 0)[1]) == signal.SIGKILL, (where, count)
+    last = Setup()
+    history = last.fit(folder)
+    assert history.resumed_from is not None
+    assert last.end == whole.end
+    assert (folder / "records.jsonl").read_bytes() == (folder / "whole" / "records.jsonl").read_bytes()
+    assert {p.name for p in folder.iterdir()} == {"records.jsonl", "whole", *checkpoints(folder)}
+    print("same")
+
+
+def broken_off_with_workers(folder):
+    whole = Setup(workers=2)
+    whole.fit(steps=12)
+    with pytest.raises(Stop):
+        Setup(workers=2).fit(folder, steps=12, callbacks=[stop_at(8)])
+    last = Setup(workers=2)
+    torch.manual_seed(9)
+    assert last.fit(folder, steps=12).resumed_from == 6
+    assert last.end == whole.end
+    print("same")
+
+
+def test_a_run_with_workers_goes_on_exactly(tmp_path):
+    code, out, err = ended(start("broken_off_with_workers(Path(sys.argv[1]))", tmp_path))
+    assert (code, out) == (0, "same\n"), err
+
+
+def test_a_run_that_is_killed_goes_on_exactly(tmp_path):
+    moments = [("step", 2), ("callback", 2), ("fsync", 4), ("rename", 2), ("moves", 8), ("removal", 9)]
+    code, out, err = ended(start(f"killed_in_turn(Path(sys.argv[1]), {moments})", tmp_path))
+    assert (code, out) == (0, "same\n"), err
+
+
+TALKS = """
+def tell(opt, record):
+    print(record["step"], flush=True)
+
+run = Setup()
+save_every = int(sys.argv[3]) if len(sys.argv) > 3 else 3
+run.fit(sys.argv[1], steps=int(sys.argv[2]), evaluate_every=1, callbacks=[tell], save_every=save_every)
+print("end", digest([run.model.state_dict(), run.weights.state_dict(), run.opt.state_dict()]), flush=True)
+"""
+
+
+@pytest.mark.slow
+def test_a_run_that_is_killed_from_outside_at_20_moments_goes_on_exactly(tmp_path):
+    draw = random.Random(0)
+    target = 0
+    for _ in range(20):
+        target += draw.randrange(5, 60)
+        child = start(TALKS, tmp_path / "killed", 2000)
+        for line in child.stdout:
+            if int(line) >= target:
+                break
+        time.sleep(draw.random() * 0.02)
+        child.kill()
+        child.communicate()
+        assert child.returncode == -signal.SIGKILL
+    steps = target + 100
+    assert target - 60 < int(checkpoints(tmp_path / "killed")[-1][11:19]) < steps
+    code, killed, err = ended(start(TALKS, tmp_path / "killed", steps))
+    assert code == 0, err
+    code, whole, err = ended(start(TALKS, tmp_path / "whole", steps))
+    assert code == 0, err
+    assert killed.splitlines()[-1] == whole.splitlines()[-1]
+    assert (tmp_path / "killed" / "records.jsonl").read_bytes() == (tmp_path / "whole" / "records.jsonl").read_bytes()
+
+
+def test_a_second_process_is_refused_and_sigterm_saves_the_run_and_ends_it(tmp_path):
+    child = start(TALKS, tmp_path, 100_000, 1_000_000)
+    for line in child.stdout:
+        if line == "3\n":
+            break
+    with pytest.raises(CheckpointError, match=rf"one run at a time\. The process {child.pid} is using it\."):
+        Setup().fit(tmp_path)
+    child.terminate()
+    code, _, err = ended(child)
+    assert code == 143
+    (name,) = checkpoints(tmp_path)
+    step = int(name[11:19])
+    assert err == (
+        f"fsla: the run was ended by SIGTERM after step {step}, and is saved in {tmp_path / name}. Call fit again with "
+        "this folder to go on.\n"
+    )
+    assert not (tmp_path / "lock").exists()
+    assert len(records(tmp_path)) == step
+    assert Setup().fit(tmp_path, steps=step + 2, evaluate_every=1).resumed_from == step
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_signal_leaves_the_handlers_as_they_were(tmp_path, capsys, number, code):
+    before = [signal.getsignal(n) for n in (signal.SIGTERM, signal.SIGINT)]
+    whole = Setup()
+    whole.fit()
+    sent = []
+
+    def callback(opt, record):
+        if not sent:
+            sent.append(record["step"])
+            os.kill(os.getpid(), number)
+
+    with pytest.raises(SystemExit) as caught:
+        Setup().fit(tmp_path, callbacks=[callback])
+    assert caught.value.code == code
+    assert capsys.readouterr().err.count("\n") == 1
+    assert checkpoints(tmp_path)[-1] == "checkpoint-00000004.safetensors"
+    assert [signal.getsignal(n) for n in (signal.SIGTERM, signal.SIGINT)] == before
+    last = Setup()
+    last.fit(tmp_path)
+    assert last.end == whole.end
+
+
+def test_another_thread_leaves_signals_alone(tmp_path):
+    found = []
+    thread = threading.Thread(target=lambda: found.append(Setup().fit(tmp_path).step))
+    thread.start()
+    thread.join()
+    assert found == [STEPS]
+
+
+def test_a_write_that_breaks_off_loses_nothing(tmp_path):
+    """A limit on the size of files breaks a write off midway, as a full disk does: a checkpoint's, then a record's."""
+    code = """
+import resource
+folder = Path(sys.argv[1])
+_, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+try:
+    Setup().fit(folder, save_every=12, callbacks=[stop_at(12 + 4)])
+except Stop:
+    pass
+whole = (folder / "records.jsonl").stat().st_size
+for limit, step in ((whole - 10, 100), (20_000, 15)):
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
+    try:
+        Setup().fit(folder, save_every=step)
+    except CheckpointError as error:
+        print(error)
+    print([r["step"] for r in records(folder)], checkpoints(folder))
+"""
+    found, out, err = ended(start(code, tmp_path))
+    assert found == 0, err
+    lines = out.splitlines()
+    assert "The record of step 16 must be written" in lines[0]
+    assert "was not: File too large." in lines[0]
+    assert lines[1] == "[4, 8, 12] ['checkpoint-00000012.safetensors']"
+    assert "checkpoint-00000015.safetensors must be written, and was not: File too large." in lines[2]
+    assert lines[3] == lines[1]
+    whole = Setup()
+    whole.fit()
+    last = Setup()
+    last.fit(tmp_path)
+    assert last.end == whole.end
