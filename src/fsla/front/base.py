@@ -21,6 +21,7 @@ from fsla.front.guard import CHECK_EVERY, GROWTH, KEEP_EVERY, DivergenceError, G
 from fsla.front.model import ModelProblem, OuterModules
 from fsla.front.steps import EVERY, FIRST, Curvature, Damping, Gate, ScaleFree, zeros
 from fsla.front.views import ModelLoss
+from fsla.nest import map_tensors
 from fsla.problem import checked
 from fsla.sample import Sample
 from fsla.tree import Tree, axpy, norm, scale, sub
@@ -159,7 +160,7 @@ class Bilevel:
         if shapes != {name: tuple(p.shape) for name, p in self.v.items()}:
             raise ValueError("The state must be of a model with the same parameters, and is of another one.")
         device = next(iter(self.v.values())).device
-        state = _to(dict(state), device)
+        state = _copied(dict(state), device)
         for key, part in (("curvature", self._curvature), ("gate", self._gate)):
             if (state[key] is None) != (part is None):
                 raise ValueError(f"The state must be of a run with the same optimisers given; {key} differs.")
@@ -265,7 +266,7 @@ class Bilevel:
     def _keep(self) -> None:
         if self._guard.rescues:
             here = self.problem.here
-            self._good = _to({"lam": here.lam, "omega": here.omega, "state": self.state_dict()}, "cpu")
+            self._good = _copied({"lam": here.lam, "omega": here.omega, "state": self.state_dict()}, "cpu")
 
     def _rescue(self, what: str) -> None:
         text = f"The run diverged at step {self.k}: {what} not finite or {GROWTH:g} times as large as before."
@@ -310,12 +311,6 @@ def _mode(products: Mode, model: nn.Module) -> Mode:
     return "difference"
 
 
-def _to(x: Any, device: torch.device | str) -> Any:
+def _copied(x: Any, device: torch.device | str) -> Any:
     """A copy of a nest of states, on a device."""
-    if isinstance(x, Tensor):
-        return x.detach().to(device, copy=True)
-    if isinstance(x, dict):
-        return {key: _to(value, device) for key, value in x.items()}
-    if isinstance(x, tuple | list):
-        return type(x)(_to(value, device) for value in x)
-    return x
+    return map_tensors(lambda t: t.detach().to(device, copy=True), x)
