@@ -26,6 +26,8 @@ def test_the_command_prints_a_table_and_writes_rows(tmp_path):
     assert all(r["memory_mb"] > 0 for r in rows)
     assert {r["engine"] for r in rows} == {"eager", "graph"}
     assert "soba" in done.stdout
+    front = {r["method"] for r in rows if "front end" in r["method"] and r["problem"] == "softmax"}
+    assert front == {"front end soba", "front end fsla", "passes of front end soba", "passes of front end fsla"}
     by_differences = [r for r in rows if r["method"].endswith("difference")]
     assert {(r["method"], r["momentum"]) for r in by_differences} == {
         ("soba, difference", None),

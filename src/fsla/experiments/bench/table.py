@@ -14,7 +14,7 @@ import torch
 from fsla import algorithms
 from fsla.checks import pick, whole_number
 from fsla.counted import Counted
-from fsla.experiments.bench import jax_scan, peers
+from fsla.experiments.bench import front, jax_scan, peers
 from fsla.experiments.bench.cases import RATES, Case, case
 from fsla.experiments.bench.memory import peak_mb
 from fsla.experiments.bench.race import Advance, Key, Report, Row, Units, race, reason
@@ -71,6 +71,9 @@ def measure(
         c = case(name, device)
         timed, said = _steppers(c, device, engines, report)
         notes += said
+        if name != "quadratic":
+            report(f"{name}: the front end")
+            timed |= {key: _repeated(step) for key, step in front.steppers(name, device).items()}
         if with_peers:
             report(f"{name}: a first step of every peer")
             others, said = peers.steppers(c)
