@@ -446,6 +446,17 @@ def test_a_run_that_diverges_goes_back_and_says_so():
     assert all(bool(p.isfinite().all()) for p in (*model.parameters(), *opt.v.values()))
 
 
+def test_a_batch_of_nan_is_survived_with_automatic_steps():
+    model = network()
+    opt = FSLA(model, ClassWeights(), inner_loss=inner_loss, outer_loss=outer_loss)
+    take(opt, 15)
+    opt.step((TRAIN[0] * float("nan"), TRAIN[1]), VALID)
+    with pytest.warns(RescueWarning, match="not finite"):
+        take(opt, 15)
+    assert all(bool(p.isfinite().all()) for p in model.parameters())
+    take(opt, 20)
+
+
 def test_a_run_that_cannot_be_rescued_stops_with_what_diverged():
     options = manual() | {"adjoint_optimizer": partial(SGD, lr=1e6)}
     opt = FSLA(network(), ClassWeights(), inner_loss=inner_loss, outer_loss=outer_loss, rescues=1, **options)

@@ -128,11 +128,11 @@ class Bilevel:
         self.problem.track()
         info = self._step(inner_batch, outer_batch, fresh, seed)
         self.k += 1
+        if self.k % CHECK_EVERY == 0 and not self._is_well(info):
+            return info
         if self._curvature is not None and self.k % (EVERY if self.k > FIRST else EVERY // 2) == 0:
             self._curvature.look(self.problem.inner_at(self.problem.here, inner_batch, seed).hvp)
             self._set_rates()
-        if self.k % CHECK_EVERY == 0:
-            self._watch(info)
         return info
 
     def state_dict(self) -> dict[str, Any]:
@@ -255,13 +255,14 @@ class Bilevel:
                 for group in getattr(self, name).param_groups:
                     group["lr"] = self._guard.caution / size
 
-    def _watch(self, info: Info) -> None:
+    def _is_well(self, info: Info) -> bool:
         """Goes back where the run diverged; else keeps its state now and then."""
         bad = self._guard.look(info)
         if bad:
             self._rescue(bad)
         elif self.k % KEEP_EVERY == 0 or self.k == CHECK_EVERY:
             self._keep()
+        return not bad
 
     def _keep(self) -> None:
         if self._guard.rescues:

@@ -118,7 +118,7 @@ def summary_writer() -> Any:
     except ImportError as error:
         raise ImportError(
             f"tensorboard=True needs the package tensorboard, which cannot be imported ({error}). Install it with "
-            "pip install tensorboard, or leave tensorboard=False: the records are in records.jsonl."
+            "pip install 'fsla[tensorboard]', or leave tensorboard=False: the records are in records.jsonl."
         ) from None
     return SummaryWriter
 
