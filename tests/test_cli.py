@@ -109,12 +109,20 @@ def test_a_folder_of_another_run_is_refused(folder):
         (["data", "check", "minst"], "Did you mean 'mnist'"),
     ],
 )
-def test_bad_input_gets_one_message(args, text, tmp_path):
-    done = command(*args, cwd=tmp_path)
-    assert done.returncode == 2
-    assert text in done.stderr
-    assert "Traceback" not in done.stderr
+def test_bad_input_gets_one_message(args, text, tmp_path, inside, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    code, _, err = inside(*args)
+    assert code == 2
+    assert text in err
+    assert "Traceback" not in err
     assert not list(tmp_path.iterdir())
+
+
+def test_bad_input_ends_the_process(tmp_path):
+    done = command("reproduce", "fig2", "--out", "x", "--model", "cn", cwd=tmp_path)
+    assert done.returncode == 2
+    assert done.stderr.startswith("fsla: ")
+    assert "Did you mean 'cnn'" in done.stderr
 
 
 @pytest.mark.parametrize(
