@@ -102,6 +102,7 @@ def main(steps, seeds, path):
     left.set(ylabel=f"balanced accuracy on test images, %, mean of {seeds}", ylim=(None, mean.max() + 2))
     for values, label in ((losses[0].weight.exp(), "weight"), (losses[0].margin, "margin, added to the logit")):
         right.plot(load(0)[0]["label"].bincount(), values.detach(), "o-", label=label)
+        print(f"  {label}: mean of common classes {values[:5].mean():.3f}, of rare ones {values[5:].mean():.3f}")
     right.set(xlabel="training images of the class", ylabel="what FSLA learnt (seed 0)")
     left.legend(loc="upper center"), right.legend()
     figure.savefig(picture := io.BytesIO(), dpi=120)

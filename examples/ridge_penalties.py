@@ -117,4 +117,4 @@ if __name__ == "__main__":
     args = parser.parse_args()
     torch.set_num_threads(1)
     ensure_writable(args.out / "ridge_penalties.png")
-    main(100 if args.small else 500, 1 if args.small else 5, args.out / "ridge_penalties.png")
+    main(80 if args.small else 500, 1 if args.small else 5, args.out / "ridge_penalties.png")
