@@ -446,6 +446,19 @@ def test_a_run_that_diverges_goes_back_and_says_so():
     assert all(bool(p.isfinite().all()) for p in (*model.parameters(), *opt.v.values()))
 
 
+def test_a_loss_that_rises_to_where_it_began_is_no_divergence():
+    """It falls a thousandfold at once, and rises again as λ lets go: still far below its start."""
+    rises = []
+
+    def shifted(model, weights, batch):
+        rises.append(1)
+        return inner_loss(model, weights, batch) + (1000.0 if len(rises) < 30 else 0.1 if len(rises) < 60 else 200.0)
+
+    opt = FSLA(network(), ClassWeights(), inner_loss=shifted, outer_loss=outer_loss, **manual())
+    take(opt, 40)
+    assert opt.k == 40
+
+
 def test_a_batch_of_nan_is_survived_with_automatic_steps():
     model = network()
     opt = FSLA(model, ClassWeights(), inner_loss=inner_loss, outer_loss=outer_loss)

@@ -128,7 +128,7 @@ class Bilevel:
         self.problem.track()
         info = self._step(inner_batch, outer_batch, fresh, seed)
         self.k += 1
-        if self.k % CHECK_EVERY == 0 and not self._is_well(info):
+        if (self.k == 1 or self.k % CHECK_EVERY == 0) and not self._is_well(info):
             return info
         if self._curvature is not None and self.k % (EVERY if self.k > FIRST else EVERY // 2) == 0:
             self._curvature.look(self.problem.inner_at(self.problem.here, inner_batch, seed).hvp)
