@@ -46,15 +46,12 @@ class Guard:
 
     def look(self, info: Info) -> str:
         """What diverged, or nothing. Asks the device."""
-        found = {
-            "inner loss": abs(float(info.inner_loss)),
-            "outer loss": abs(float(info.outer_loss)),
-            "v": float(info.adjoint_norm),
-            "hypergradient": float(info.hypergradient_norm),
-        }
+        found = {"inner loss": abs(float(info.inner_loss)), "outer loss": abs(float(info.outer_loss))}
+        if info.step > 0:  # v begins at zero, and with it d: how large they are is not known yet
+            found |= {"v": float(info.adjoint_norm), "hypergradient": float(info.hypergradient_norm)}
         bad = [name for name, size in found.items() if not math.isfinite(size) or size > GROWTH * self._usual(name)]
         if not bad:
-            self._sizes = {name: max(size, self._sizes.get(name, 0.0)) for name, size in found.items()}
+            self._sizes |= {name: max(size, self._sizes.get(name, 0.0)) for name, size in found.items()}
         return " and ".join(bad)
 
     def state_dict(self) -> dict[str, Any]:
