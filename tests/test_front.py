@@ -131,6 +131,32 @@ def test_the_numbers_are_the_core_s(kind, products):
     assert all(p.grad is None for p in (*model.parameters(), *weights.parameters()))
 
 
+def test_the_transposed_product_is_the_core_s():
+    problem, at, _ = core("none", "exact")
+    model = network()
+    opt = FSLA(model, ClassWeights(), inner_loss=inner_loss, outer_loss=outer_loss, products="exact")
+    u = {"w": torch.tensor([1.0, -2.0, 0.5], dtype=F64)}
+    here = opt.problem.inner_at(opt.problem.here, TRAIN).cross_t(u)
+    halves = MicroBatches([(TRAIN[0][:20], TRAIN[1][:20]), (TRAIN[0][20:], TRAIN[1][20:])])
+    for found in (here, opt.problem.inner_at(opt.problem.here, halves).cross_t(u)):
+        for name, t in problem.inner_at(at, TRAIN).cross_t(u).items():
+            torch.testing.assert_close(found[name], t)
+
+
+def test_buffers_of_modules_deep_in_outer_move_once_a_step():
+    counter = nn.BatchNorm1d(4, dtype=F64)
+    outer = {"some": [counter, {"w": ClassWeights()}]}
+
+    def inner(model, outer, batch):
+        return inner_loss(model, outer["some"][1]["w"], (outer["some"][0](batch[0]), batch[1]))
+
+    opt = FSLA(network(), outer, inner_loss=inner, outer_loss=lambda m, o, b: cross_entropy(m, b).mean(), **manual())
+    for k in range(3):
+        opt.step(*batches(k))
+    assert int(counter.num_batches_tracked) == 3
+    assert sorted(opt.hypergradient) == ["some.0.bias", "some.0.weight", "some.1.w.w"]
+
+
 def test_differences_are_exact_products_to_second_order():
     found = {}
     for products in ("exact", "difference"):
@@ -468,6 +494,17 @@ def test_a_batch_of_nan_is_survived_with_automatic_steps():
         take(opt, 15)
     assert all(bool(p.isfinite().all()) for p in model.parameters())
     take(opt, 20)
+
+
+def test_a_rescue_puts_running_statistics_back_too():
+    model = network(nn.BatchNorm1d(6, dtype=F64))
+    opt = FSLA(model, ClassWeights(), inner_loss=inner_loss, outer_loss=outer_loss)
+    take(opt, 15)
+    opt.step((TRAIN[0] * float("nan"), TRAIN[1]), VALID)
+    assert model[2].running_mean.isnan().any()
+    with pytest.warns(RescueWarning, match="not finite"):
+        take(opt, 15)
+    assert all(bool(t.isfinite().all()) for t in model.state_dict().values())
 
 
 def test_a_run_that_cannot_be_rescued_stops_with_what_diverged():

@@ -62,9 +62,7 @@ def _compare(spec: AutomaticSpec, task: Task, report: Report) -> list[Record]:
     model, outer = task.build()
     start = _f(task, model, outer)
     found, rescues = _automatic(spec, task)
-    records: list[Record] = [
-        {"task": task.name, "rule": "automatic", "f": found, "rescues": rescues, "start": start, "convex": task.convex}
-    ]
+    records: list[Record] = [{"task": task.name, "rule": "automatic", "f": found, "rescues": rescues, "start": start}]
     curvature, size = _scales(spec, task)
     for i, (t, r, m, falls) in enumerate(settings):
         report(task.name, i + 1, len(settings) + 1)

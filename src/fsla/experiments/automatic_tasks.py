@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -29,7 +29,6 @@ class Task:
     batch: int | None = None
     scale: float = 1.0
     """Both losses are multiplied by it."""
-    convex: bool = field(default=True)
 
     def draw(self, generator: torch.Generator) -> tuple[Batch, Batch]:
         return self._some(self.inner, generator), self._some(self.outer, generator)
@@ -150,7 +149,7 @@ def _cleaning(model: str) -> Task:
 
     build = lambda: (_network(model), Vector(len(y), dtype=torch.float32))  # noqa: E731
     name = f"weights of samples, {model}"
-    return Task(name, build, inner, _plain, (x, y, index), (x_valid, y_valid), 64, convex=model == "softmax")
+    return Task(name, build, inner, _plain, (x, y, index), (x_valid, y_valid), 64)
 
 
 def _class_weights(model: str) -> Task:
@@ -166,7 +165,7 @@ def _class_weights(model: str) -> Task:
         return (lam.x.exp()[batch[1]] * each).mean() + 0.5e-2 * _square(model)
 
     build = lambda: (_network(model), Vector(10, dtype=torch.float32))  # noqa: E731
-    return Task(f"weights of classes, {model}", build, inner, _plain, (x, y), (x_valid, y_valid), 64, convex=False)
+    return Task(f"weights of classes, {model}", build, inner, _plain, (x, y), (x_valid, y_valid), 64)
 
 
 def _sources(model: str) -> Task:
@@ -184,7 +183,7 @@ def _sources(model: str) -> Task:
 
     build = lambda: (_network(model), Vector(10, dtype=torch.float32))  # noqa: E731
     name = f"weights of sources, {model}"
-    return Task(name, build, inner, _plain, (x, y, source), (x_valid, y_valid), 64, convex=model == "softmax")
+    return Task(name, build, inner, _plain, (x, y, source), (x_valid, y_valid), 64)
 
 
 def _representation() -> Task:

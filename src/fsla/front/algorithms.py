@@ -12,11 +12,11 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from fsla.checks import pick
-from fsla.direction import MOMENTA
+from fsla.direction import by_name
 from fsla.front.base import Bilevel
 from fsla.front.guard import Info
 from fsla.front.model import OuterModules
+from fsla.nest import map_tensors
 from fsla.problem import Inner, Point
 from fsla.solver import SharedBatchWarning
 from fsla.tree import Leaves, Tree, axpy, dense, scale, sub
@@ -38,9 +38,8 @@ class FSLA(Bilevel):
         eta: float = 0.1,
         **options: Any,
     ) -> None:
-        pick(momentum, MOMENTA, "momentum")
-        if not 0 < eta <= 1:
-            raise ValueError(f"The 'eta' of FSLA must lie in (0, 1]. Got {eta} instead.")
+        self._filter = by_name(momentum)
+        _check_eta(eta, "FSLA")
         super().__init__(model, outer, **options)
         self._momentum = momentum
         self._eta = eta
@@ -56,8 +55,9 @@ class FSLA(Bilevel):
         if storm and fresh is None and not self._warned:
             warnings.warn(_BIASED, SharedBatchWarning, stacklevel=4)
             self._warned = True
-        before = _clone(problem.here) if storm else None
-        v_before = self._v if not storm else {name: t.clone() for name, t in self._v.items()}
+        old = (problem.here, self._v)
+        if storm:  # the only one that looks back, at tensors that are about to move
+            old = map_tensors(torch.clone, old)
         self._move_lam(self._d)
         here = problem.here
         inner = problem.inner_at(here, inner_batch, seed)
@@ -69,21 +69,15 @@ class FSLA(Bilevel):
         self._move_v(hv, b)
         self._move_omega(gradient)
         batches = (inner_batch, outer_batch) if fresh is None else fresh
-        reads = getattr(outer, "reads_lam", True)
-        new = self._direction(problem.here, self._v, *batches, seed, direct=reads)
-        if self._momentum == "average":
-            self._d = axpy(1 - self._eta, self._d, scale(self._eta, new))
-        elif storm:
-            assert before is not None
-            old = self._direction(before, v_before, *batches, seed, direct=reads)
-            keep = 1 - self._eta
-            self._d = axpy(keep, self._d, axpy(-keep, old, new))
-        else:
-            self._d = dense(new)
+
+        def direction(at: Point, v: Tree) -> Leaves:
+            return self._direction(at, v, *batches, seed, direct=outer.reads_lam)
+
+        self._d = self._filter(direction, (problem.here, self._v), old, self._d, self._eta)
         return self._info(inner_loss, outer.value)
 
     def _direction(
-        self, at: Point, v: Tree, inner_batch: Any, outer_batch: Any, seed: int, *, direct: bool = True
+        self, at: Point, v: Tree, inner_batch: Any, outer_batch: Any, seed: int, *, direct: bool | None = True
     ) -> Leaves:
         jv = self.problem.inner_at(at, inner_batch, seed).cross(v)
         if not direct:
@@ -127,8 +121,7 @@ class MASOBA(SOBA):
     """SOBA with a moving average of λ's direction, and λ moved by that of the step before."""
 
     def __init__(self, model: nn.Module, outer: OuterModules, *, eta: float = 0.1, **options: Any) -> None:
-        if not 0 < eta <= 1:
-            raise ValueError(f"The 'eta' of MASOBA must lie in (0, 1]. Got {eta} instead.")
+        _check_eta(eta, "MASOBA")
         super().__init__(model, outer, **options)
         self._eta = eta
 
@@ -147,5 +140,6 @@ _BIASED = (
 )
 
 
-def _clone(at: Point) -> Point:
-    return Point({n: t.clone() for n, t in at.lam.items()}, {n: t.clone() for n, t in at.omega.items()})
+def _check_eta(eta: float, owner: str) -> None:
+    if not 0 < eta <= 1:
+        raise ValueError(f"The 'eta' of {owner} must lie in (0, 1]. Got {eta} instead.")

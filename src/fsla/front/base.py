@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any
 
@@ -32,7 +33,7 @@ FORMAT = 1
 OPTIMIZERS = ("optimizer", "adjoint_optimizer", "outer_optimizer")
 
 
-class Bilevel:
+class Bilevel(ABC):
     """What the three algorithms share.
 
     Args:
@@ -143,7 +144,6 @@ class Bilevel:
             "k": self.k,
             "v": {name: p.detach() for name, p in self.v.items()},
             "d": self._d,
-            "memory": self._memory(),
             "guard": self._guard.state_dict(),
             "damping": self._damping.size,
             "curvature": None if self._curvature is None else self._curvature.state_dict(),
@@ -171,7 +171,6 @@ class Bilevel:
             for name, p in self.v.items():
                 p.copy_(state["v"][name])
         self._d = state["d"]
-        self._remember(state["memory"])
         self._guard.load_state_dict(state["guard"])
         self._damping.size = state["damping"]
         for name in OPTIMIZERS:
@@ -179,17 +178,13 @@ class Bilevel:
 
     # ---------------------------------------------------------------------------------------------- for the algorithms
 
+    @abstractmethod
     def _step(self, inner_batch: Any, outer_batch: Any, fresh: tuple[Any, Any] | None, seed: int) -> Info:
-        raise NotImplementedError
+        """Moves all three variables, and leaves the next d."""
 
-    def _memory(self) -> Any:
-        return None
-
-    def _remember(self, memory: Any) -> None:
-        pass
-
+    @abstractmethod
     def _first_direction(self, inner_batch: Any, outer_batch: Any, seed: int) -> Tree:
-        raise NotImplementedError
+        """d before the first step."""
 
     def _move_lam(self, d: Tree) -> None:
         if isinstance(self.outer_optimizer, ScaleFree) and self._gate is not None:
@@ -266,8 +261,7 @@ class Bilevel:
 
     def _keep(self) -> None:
         if self._guard.rescues:
-            here = self.problem.here
-            self._good = _copied({"lam": here.lam, "omega": here.omega, "state": self.state_dict()}, "cpu")
+            self._good = _copied({"tensors": self.problem.tensors(), "state": self.state_dict()}, "cpu")
 
     def _rescue(self, what: str) -> None:
         text = f"The run diverged at step {self.k}: {what} not finite or {GROWTH:g} times as large as before."
@@ -279,9 +273,8 @@ class Bilevel:
                 "curvature), radius=, or products='exact'."
             )
         with torch.no_grad():
-            for name in ("lam", "omega"):
-                for key, p in getattr(self.problem, name).items():
-                    p.copy_(self._good[name][key])
+            for t, kept in zip(self.problem.tensors(), self._good["tensors"], strict=True):
+                t.copy_(kept)
         self.load_state_dict(self._good["state"])
         self._guard.caution = caution
         self._guard.rescues = rescues

@@ -22,7 +22,7 @@ from fsla import passes
 from fsla.autodiff import Mode, Problem
 from fsla.front.views import ExactModelView, ModelLoss, ModelView
 from fsla.passes import Setting
-from fsla.problem import Outer, Point
+from fsla.problem import Point
 from fsla.sample import Batch
 from fsla.views import INNER, OUTER, Ways
 
@@ -55,7 +55,7 @@ class ModelProblem(Problem):
         self.model = model
         self.outer = outer
         self.omega = {name: p for name, p in model.named_parameters() if p.requires_grad}
-        self.lam = dict(_named_parameters(outer, ""))
+        self.lam = dict(_trainable(outer))
         self._tracks = False
         _check_parameters(self.omega, self.lam)
 
@@ -74,7 +74,7 @@ class ModelProblem(Problem):
         self._tracks = self._tracks and not tracks
         return tracks
 
-    def outer_at(self, at: Point, batch: Batch, seed: int | None = None) -> Outer:
+    def outer_at(self, at: Point, batch: Batch, seed: int | None = None) -> ModelView:
         return ModelView(self, self.outer_loss, OUTER, at, batch, seed)
 
     def _first_order(self, at: Point, batch: Batch, seed: int | None) -> ModelView:  # type: ignore[override]
@@ -122,40 +122,53 @@ class ModelProblem(Problem):
                 for b, old in zip(buffers, kept, strict=True):  # batch normalisation does not count its writes
                     b.copy_(old)
 
+    def tensors(self) -> list[Tensor]:
+        """Every parameter and buffer of the model and of outer, as it stands."""
+        return [t.detach() for part in (self.model, self.outer) for _, t in named_tensors(part)]
+
     def _buffers(self) -> Iterator[Tensor]:
-        modules = (m for m in _flat(self.outer) if isinstance(m, nn.Module))
-        return chain(self.model.buffers(), *(m.buffers() for m in modules))
+        for _, member in (*members(self.model), *members(self.outer)):
+            if isinstance(member, nn.Module):
+                yield from member.buffers()
+
+    def _candidates(self, device: torch.device) -> tuple[Ways, ...]:
+        return (Ways(hvp_forward=False, slopes_forward=False),)
 
 
 def _values(parameters: Mapping[str, nn.Parameter]) -> dict[str, Tensor]:
     return {name: p.detach() for name, p in parameters.items()}
 
 
-def _flat(outer: OuterModules) -> Iterator[Any]:
-    if isinstance(outer, nn.Module | nn.Parameter):
-        yield outer
-    elif isinstance(outer, Mapping):
-        yield from outer.values()
-    else:
-        yield from outer
-
-
-def _named_parameters(outer: OuterModules, prefix: str) -> Iterator[tuple[str, nn.Parameter]]:
-    if isinstance(outer, nn.Parameter):
-        yield prefix or "lam", outer
-    elif isinstance(outer, nn.Module):
-        for name, p in outer.named_parameters(prefix=prefix):
-            if p.requires_grad:
-                yield name, p
-    elif isinstance(outer, Mapping | list | tuple):
-        pairs = outer.items() if isinstance(outer, Mapping) else enumerate(outer)
-        for key, part in pairs:
-            yield from _named_parameters(part, f"{prefix}.{key}" if prefix else str(key))
+def members(part: OuterModules, prefix: str = "") -> Iterator[tuple[str, nn.Module | nn.Parameter]]:
+    """The modules and parameters of outer, or of a model, by name."""
+    if isinstance(part, nn.Module | nn.Parameter):
+        yield prefix, part
+    elif isinstance(part, Mapping | list | tuple):
+        for key, inside in part.items() if isinstance(part, Mapping) else enumerate(part):
+            yield from members(inside, f"{prefix}.{key}" if prefix else str(key))
     else:
         raise TypeError(
             "outer must be a torch.nn.Module, a torch.nn.Parameter, or a list or mapping of these. "
-            f"Got {type(outer).__name__} instead."
+            f"Got {type(part).__name__} instead."
         )
+
+
+def _trainable(outer: OuterModules) -> Iterator[tuple[str, nn.Parameter]]:
+    for prefix, part in members(outer):
+        if isinstance(part, nn.Parameter):
+            yield prefix or "lam", part
+        else:
+            yield from ((name, p) for name, p in part.named_parameters(prefix=prefix) if p.requires_grad)
+
+
+def named_tensors(part: OuterModules) -> Iterator[tuple[str, Tensor]]:
+    """All parameters, trainable or not, and buffers, by name."""
+    for prefix, member in members(part):
+        if isinstance(member, nn.Parameter):
+            yield prefix, member
+        else:
+            yield from member.named_parameters(prefix=prefix)
+            yield from member.named_buffers(prefix=prefix)
 
 
 def _check_parameters(omega: Mapping[str, nn.Parameter], lam: Mapping[str, nn.Parameter]) -> None:

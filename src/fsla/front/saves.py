@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from fsla.checkpoint import CheckpointError, load_checkpoint, pack, save_checkpoint
 from fsla.front.base import OPTIMIZERS, Bilevel
 from fsla.front.feed import Feed, RandomState
+from fsla.front.model import named_tensors
 from fsla.plain import Plain, differences, plain
 
 Resume = bool | Literal["previous"]
@@ -189,11 +190,11 @@ def _form(p: Tensor) -> str:
 
 def tensors_of(part: Any) -> dict[str, Tensor]:
     """The parameters and buffers, trainable or not, of a module, a parameter, or a list or mapping of these."""
-    return {name: t.detach() for name, t in _tensors(part, "")}
+    return {name: t.detach() for name, t in named_tensors(part)}
 
 
 def set_tensors(saved: Mapping[str, Tensor], part: Any) -> None:
-    own = dict(_tensors(part, ""))
+    own = dict(named_tensors(part))
     if {name: _form(t) for name, t in own.items()} != {name: _form(t) for name, t in saved.items()}:
         wrong = sorted(name for name in own.keys() | saved.keys() if _said(own, name) != _said(saved, name))
         raise ValueError(f"other parameters and buffers are in it: {', '.join(wrong[:8])}")
@@ -204,17 +205,6 @@ def set_tensors(saved: Mapping[str, Tensor], part: Any) -> None:
 
 def _said(tensors: Mapping[str, Tensor], name: str) -> str:
     return _form(tensors[name]) if name in tensors else ""
-
-
-def _tensors(part: Any, prefix: str) -> Iterator[tuple[str, Tensor]]:
-    if isinstance(part, Tensor):
-        yield prefix, part
-    elif isinstance(part, nn.Module):
-        yield from part.named_parameters(prefix=prefix)
-        yield from part.named_buffers(prefix=prefix)
-    else:
-        for key, inside in part.items() if isinstance(part, Mapping) else enumerate(part):
-            yield from _tensors(inside, f"{prefix}.{key}" if prefix else str(key))
 
 
 def encode(x: Any) -> Any:

@@ -152,7 +152,19 @@ class ExactModelView(ModelView):
         return self._products(v, omega=True, lam=True)
 
     def cross_t(self, u: Tree) -> Tree:
-        raise NotImplementedError("The transposed product of a model is unavailable. Use fsla.Problem for it.")
+        problem = self._problem
+        lam = list(problem.lam.values())
+        parts = _parts(self._batch)
+        found = []
+        with problem.standing(self._at):
+            for part in parts:
+                with problem.passing(self._how, tracks=False):
+                    by_lam = torch.autograd.grad(self._evaluate(part), lam, create_graph=True, allow_unused=True)
+                    pulled = passes.vjp(
+                        passes.reached(by_lam), [u[name] for name in problem.lam], list(problem.omega.values())
+                    )
+                    found.append(passes.filled(pulled, self._at.omega))
+        return _mean(found)
 
     def _products(self, v: Tree, *, omega: bool, lam: bool, look: bool = False) -> tuple[Tree, Tree]:
         """H v and J v; the gradient is left on the way."""

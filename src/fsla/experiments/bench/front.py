@@ -47,7 +47,11 @@ def steppers(name: str, device: torch.device) -> dict[Key, Step]:
         }
         opt = kind(model, weights, inner_loss=inner, outer_loss=outer, products="difference", rescues=0, **makers)
         opt.step(draw(), draw(), seed=0)
-        return lambda: _done(opt.step(draw(), draw(), seed=0))
+
+        def run() -> None:
+            opt.step(draw(), draw(), seed=0)
+
+        return run
 
     def passes(forward: int) -> Step:
         """Three gradients, and passes in which λ alone requires one."""
@@ -76,7 +80,3 @@ def steppers(name: str, device: torch.device) -> dict[Key, Step]:
         Key("passes of front end fsla"): passes(2),
         Key("front end fsla", "none"): step(FSLA),
     }
-
-
-def _done(info: object) -> None:
-    """A step returns numbers; a timed one nothing."""
