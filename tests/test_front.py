@@ -93,6 +93,7 @@ def core(momentum, mode):
     algorithm = {
         "soba": fsla.algorithms.soba,
         "ma_soba": fsla.algorithms.ma_soba,
+        "new": partial(fsla.algorithms.fsla, momentum="none", v_at="new"),
     }.get(momentum, lambda rates: fsla.algorithms.fsla(rates, momentum=momentum))(rates)
     return Problem(inner, outer, mode=mode), Point({"w": torch.zeros(3, dtype=F64)}, omega), algorithm
 
@@ -101,6 +102,7 @@ KINDS = {
     "none": FSLA,
     "average": partial(FSLA, momentum="average", eta=0.3),
     "storm": partial(FSLA, momentum="storm", eta=0.3),
+    "new": partial(FSLA, v_at="new"),
     "soba": SOBA,
     "ma_soba": partial(MASOBA, eta=0.3),
 }
@@ -516,6 +518,13 @@ def test_a_run_that_cannot_be_rescued_stops_with_what_diverged():
             take(opt, 100)
 
 
+def test_a_run_that_is_not_watched_goes_wherever_it_goes():
+    options = manual() | {"adjoint_optimizer": partial(SGD, lr=1e6)}
+    opt = FSLA(network(), ClassWeights(), inner_loss=inner_loss, outer_loss=outer_loss, rescues=None, **options)
+    take(opt, 100)
+    assert not all(bool(t.isfinite().all()) for t in opt.v.values())
+
+
 # --------------------------------------------------------------------------------------------------------- resume
 
 
@@ -587,9 +596,11 @@ def make(model=None, outer=None, **options):
         (lambda: make(inner_loss=None), TypeError, "inner_loss must be callable"),
         (lambda: make(momentum="strom"), ValueError, "momentum.*Did you mean 'storm'"),
         (lambda: make(eta=0.0), ValueError, "'eta' of FSLA"),
+        (lambda: make(v_at="now"), ValueError, "v_at.*Did you mean 'new'"),
         (lambda: make(products="exakt"), ValueError, "kind of products.*Did you mean 'exact'"),
         (lambda: make(max_norm=-1.0), ValueError, "'max_norm' of FSLA must be positive"),
-        (lambda: make(rescues=-1), ValueError, "'rescues' of FSLA"),
+        (lambda: make(rescues=-1), ValueError, "'rescues' of FSLA must be at least 0"),
+        (lambda: make(rescues=0.5), TypeError, "'rescues' of FSLA must be a whole number"),
         (lambda: make(optimizer=3), TypeError, "'int' object is not callable|optimizer must be"),
         (lambda: make(optimizer=lambda p: 3), TypeError, "optimizer must be a torch.optim.Optimizer"),
         (lambda: make(optimizer=SGD([nn.Parameter(torch.ones(1))], lr=1)), ValueError, "optimizer must hold every"),

@@ -18,12 +18,12 @@ def pick(name: str, table: Mapping[str, T], what: str) -> T:
     raise ValueError(f"The {what} must be one of {', '.join(map(repr, table))}. Got {name!r} instead.{hint}")
 
 
-def whole_number(value: object, name: str, owner: str) -> None:
-    """Raises unless value is a whole number, at least 1."""
+def whole_number(value: object, name: str, owner: str, *, least: int = 1) -> None:
+    """Raises unless value is a whole number that is large enough."""
     if isinstance(value, bool) or not isinstance(value, int):
         raise TypeError(f"The {name!r} of {owner} must be a whole number. Got {value!r} instead.")
-    if value < 1:
-        raise ValueError(f"The {name!r} of {owner} must be at least 1. Got {value} instead.")
+    if value < least:
+        raise ValueError(f"The {name!r} of {owner} must be at least {least}. Got {value} instead.")
 
 
 def positive(value: object, name: str, owner: str, *, optional: bool = False) -> None:

@@ -12,6 +12,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
+from fsla.checks import pick
 from fsla.direction import by_name
 from fsla.front.base import Bilevel
 from fsla.front.guard import Info
@@ -27,6 +28,7 @@ class FSLA(Bilevel):
 
     Args:
         momentum: of d: "none", "average" or "storm", with weight `eta` for the new gradient.
+        v_at: where v moves: at the "old" ω, as in the algorithm, or at the "new" one, for a gradient more.
     """
 
     def __init__(
@@ -36,13 +38,16 @@ class FSLA(Bilevel):
         *,
         momentum: Literal["none", "average", "storm"] = "none",
         eta: float = 0.1,
+        v_at: Literal["old", "new"] = "old",
         **options: Any,
     ) -> None:
         self._filter = by_name(momentum)
+        pick(v_at, {"old": 0, "new": 0}, "place where v moves (v_at)")
         _check_eta(eta, "FSLA")
         super().__init__(model, outer, **options)
         self._momentum = momentum
         self._eta = eta
+        self._v_at = v_at
         self._warned = False
 
     def _first_direction(self, inner_batch: Any, outer_batch: Any, seed: int) -> Tree:
@@ -62,12 +67,13 @@ class FSLA(Bilevel):
         here = problem.here
         inner = problem.inner_at(here, inner_batch, seed)
         outer = problem.outer_at(here, outer_batch, seed + 1)
-        hv = inner.hvp(self._v)
-        gradient = inner.grad
+        if self._v_at == "old":
+            self._move_v(inner.hvp(self._v), outer.d_omega)  # first, since a product leaves the gradient too
         inner_loss = inner.value
-        b = outer.d_omega
-        self._move_v(hv, b)
-        self._move_omega(gradient)
+        self._move_omega(inner.grad)
+        if self._v_at == "new":
+            outer = problem.outer_at(problem.here, outer_batch, seed + 1)
+            self._move_v(problem.inner_at(problem.here, inner_batch, seed).hvp(self._v), outer.d_omega)
         batches = (inner_batch, outer_batch) if fresh is None else fresh
 
         def direction(at: Point, v: Tree) -> Leaves:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from fsla.autodiff import DifferenceWarning, Mode
-from fsla.checks import pick, positive
+from fsla.checks import pick, positive, whole_number
 from fsla.front.given import Maker, descend, made, plain, warn_of_decay, with_decay
 from fsla.front.guard import CHECK_EVERY, GROWTH, KEEP_EVERY, DivergenceError, Guard, Info, RescueWarning
 from fsla.front.model import ModelProblem, OuterModules
@@ -49,7 +49,8 @@ class Bilevel(ABC):
         autocast: torch.bfloat16 for bfloat16 passes; the variables stay as they are.
         max_norm: clips ∂_ω G to this norm.
         radius: keeps ‖v‖ under this bound.
-        rescues: how often a run that diverges goes back to its last good state and halves its steps.
+        rescues: how often a run that diverges goes back to its last good state and halves its steps before it raises;
+            None watches nothing.
     """
 
     def __init__(
@@ -66,13 +67,13 @@ class Bilevel(ABC):
         autocast: torch.dtype | None = None,
         max_norm: float | None = None,
         radius: float | None = None,
-        rescues: int = 3,
+        rescues: int | None = 3,
     ) -> None:
         pick(products, {"auto": 0, "exact": 0, "difference": 0}, "kind of products")
         positive(max_norm, "max_norm", type(self).__name__, optional=True)
         positive(radius, "radius", type(self).__name__, optional=True)
-        if isinstance(rescues, bool) or not isinstance(rescues, int) or rescues < 0:
-            raise ValueError(f"The 'rescues' of {type(self).__name__} must be a whole number. Got {rescues!r} instead.")
+        if rescues is not None:
+            whole_number(rescues, "rescues", type(self).__name__, least=0)
         mode = _mode(products, model)
         self.problem = ModelProblem(model, outer, inner_loss, outer_loss, mode=mode, autocast=autocast)
         here = self.problem.here
@@ -254,7 +255,7 @@ class Bilevel(ABC):
         """Goes back where the run diverged; else keeps its state now and then."""
         bad = self._guard.look(info)
         if bad:
-            self._rescue(bad)
+            self._rescue(bad, self._guard.rescues or 0)
         elif self.k % KEEP_EVERY == 0 or self.k == CHECK_EVERY:
             self._keep()
         return not bad
@@ -263,11 +264,10 @@ class Bilevel(ABC):
         if self._guard.rescues:
             self._good = _copied({"tensors": self.problem.tensors(), "state": self.state_dict()}, "cpu")
 
-    def _rescue(self, what: str) -> None:
+    def _rescue(self, what: str, left: int) -> None:
         text = f"The run diverged at step {self.k}: {what} not finite or {GROWTH:g} times as large as before."
         caution = self._guard.caution / 2
-        rescues = self._guard.rescues - 1
-        if self._good is None or rescues < 0:
+        if self._good is None or left == 0:
             raise DivergenceError(
                 f"{text} Try a smaller rate where you gave one, a penalty on the parameters in the inner loss (v needs "
                 "curvature), radius=, or products='exact'."
@@ -277,7 +277,7 @@ class Bilevel(ABC):
                 t.copy_(kept)
         self.load_state_dict(self._good["state"])
         self._guard.caution = caution
-        self._guard.rescues = rescues
+        self._guard.rescues = left - 1
         for name in OPTIMIZERS:
             if not self._own[name]:
                 for group in getattr(self, name).param_groups:
@@ -286,7 +286,7 @@ class Bilevel(ABC):
             self._set_rates()
         self._keep()
         warnings.warn(
-            f"{text} It goes on from step {self.k} with steps half as long; {rescues} such rescues are left.",
+            f"{text} It goes on from step {self.k} with steps half as long; {left - 1} such rescues are left.",
             RescueWarning,
             stacklevel=4,
         )

@@ -39,13 +39,15 @@ class RescueWarning(UserWarning):
 class Guard:
     """Knows the sizes that a run has had, how often it may be rescued, and how much shorter its steps are by now."""
 
-    def __init__(self, rescues: int) -> None:
+    def __init__(self, rescues: int | None) -> None:
         self.rescues = rescues
         self.caution = 1.0
         self._sizes: dict[str, float] = {}
 
     def look(self, info: Info) -> str:
-        """What diverged, or nothing. Asks the device."""
+        """What diverged, or nothing. Asks the device, unless it is to watch nothing."""
+        if self.rescues is None:
+            return ""
         found = {"inner loss": abs(float(info.inner_loss)), "outer loss": abs(float(info.outer_loss))}
         if info.step > 0:  # v begins at zero, and with it d: how large they are is not known yet
             found |= {"v": float(info.adjoint_norm), "hypergradient": float(info.hypergradient_norm)}
