@@ -349,6 +349,10 @@ def test_a_cleaning_figure_from_one_command(tmp_path):
     other = command("reproduce", "overview", "--out", str(out), "--device", "cpu")
     assert other.returncode == 2
     assert "other images or labels of digits than were read now" in other.stderr
+    (out / "spec.json").write_text(json.dumps(held))
+    other = command("reproduce", "fig4", "--budget", "5", "--out", str(out))
+    assert other.returncode == 2
+    assert "budget_s: None there, 5.0 now" in other.stderr
 
 
 @pytest.mark.slow
@@ -364,10 +368,6 @@ def test_figures_share_their_runs(tmp_path):
     assert "<svg" in (out / "fig4.svg").read_text()
     summary = json.loads((out / "summary.json").read_text())
     assert len(summary["runs"]) == 6 + 6  # those of the first command are still there
-    (out / "spec.json").write_text(json.dumps(held))
-    other = command("reproduce", "fig4", "--budget", "5", "--out", str(out))
-    assert other.returncode == 2
-    assert "budget_s: None there, 5.0 now" in other.stderr
 
 
 def test_data_list_and_check(tmp_path):

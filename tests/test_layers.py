@@ -22,8 +22,9 @@ LAYERS = [
     ["jacobi"],
     ["algorithms"],
     ["theory", "plain"],
-    ["checkpoint"],
+    ["checkpoint", "weights"],
     ["front"],
+    ["cleaning"],
     ["fsla"],  # __init__: the public names of the core
     ["problems", "data", "training"],
     ["experiments"],

@@ -7,6 +7,8 @@ state = solver.init(problem, fsla.Point(lam, omega), xi)
 state = solver.step(problem, state, xi)
 """
 
+from typing import TYPE_CHECKING, Any
+
 from fsla import algorithms, projection, rates, theory, tree, update
 from fsla.autodiff import DifferenceWarning, Problem
 from fsla.checkpoint import CheckpointError
@@ -19,7 +21,11 @@ from fsla.problem import Point
 from fsla.sample import Batches, Needs, Sample
 from fsla.solver import Solver, State
 from fsla.weighted import WeightedProblem
+from fsla.weights import GroupWeights, ProductWeights, SampleWeights
 from fsla.wrap import Damped, GaussNewton, Shared
+
+if TYPE_CHECKING:
+    from fsla.cleaning import DataWeigher, HyperCleaner
 
 __version__ = "0.1.0"
 
@@ -32,19 +38,24 @@ __all__ = [
     "Counted",
     "Counts",
     "Damped",
+    "DataWeigher",
     "DifferenceWarning",
     "Differences",
     "DivergenceError",
     "DivergenceWarning",
     "GaussNewton",
+    "GroupWeights",
     "History",
+    "HyperCleaner",
     "Hypergradient",
     "MicroBatches",
     "Needs",
     "Point",
     "Problem",
+    "ProductWeights",
     "RescueWarning",
     "Sample",
+    "SampleWeights",
     "Shared",
     "Solver",
     "State",
@@ -60,3 +71,12 @@ __all__ = [
     "tree",
     "update",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """The estimators are loaded with scikit-learn, when they are first asked for."""
+    if name in ("DataWeigher", "HyperCleaner"):
+        from fsla import cleaning
+
+        return getattr(cleaning, name)
+    raise AttributeError(f"module 'fsla' has no attribute {name!r}")

@@ -1,0 +1,60 @@
+"""Weights of groups or samples by FSLA: the model minimises the weighted loss, the weights the trusted loss."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from fsla.cleaning.material import Material
+from fsla.front import FSLA
+from fsla.weights import SampleWeights
+
+BATCH = 256
+STEPS = 1000
+STEPS_OF_IMAGES = 2000
+DECAY = 1e-2
+"""Adam's weight decay, of which v knows. Without any, a long run learns wrong labels by heart and v never settles."""
+RECORD = 50
+
+
+class Weighed(NamedTuple):
+    """Weights, and the trusted loss and the weights on the way (of up to 50 weights)."""
+
+    weights: Tensor
+    curve: list[tuple[int, float, list[float]]]
+
+
+def learn(material: Material, index: Tensor, count: int, steps: int | None = None) -> Weighed:
+    """One training run that learns the weights on the way; `index` is the number of each sample's weight.
+
+    The steps of v and of the weights are automatic; the network moves by Adam.
+    """
+    if steps is None:
+        steps = STEPS if material.x.ndim == 2 else STEPS_OF_IMAGES
+    network = material.network(0)
+    network.train()
+    weights = SampleWeights(count).to(material.device)
+
+    def inner_loss(model: nn.Module, weights: SampleWeights, i: Tensor) -> Tensor:
+        losses = material.losses(model(material.x[i]), material.y[i])
+        weight: Tensor = weights(index[i])
+        return (weight * losses).mean()
+
+    def outer_loss(model: nn.Module, weights: SampleWeights, j: Tensor) -> Tensor:
+        return material.losses(model(material.trusted_x[j]), material.trusted_y[j]).mean()
+
+    adam = torch.optim.Adam(network.parameters(), lr=material.rate, weight_decay=DECAY)
+    opt = FSLA(network, weights, inner_loss=inner_loss, outer_loss=outer_loss, optimizer=adam, momentum="average")
+    draw = torch.Generator(material.device).manual_seed(material.seed)
+    trusted = len(material.trusted_x)
+    curve = []
+    for k in range(steps):
+        i = torch.randint(len(material), (BATCH,), generator=draw, device=material.device)
+        j = torch.randint(trusted, (min(BATCH, trusted),), generator=draw, device=material.device)
+        info = opt.step(i, j, seed=1_000_003 * material.seed + k)
+        if k % RECORD == 0 or k == steps - 1:
+            curve.append((k, float(info.outer_loss), weights.values.tolist() if count <= 50 else []))
+    material.progress()
+    return Weighed(weights.values, curve)

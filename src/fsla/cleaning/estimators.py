@@ -1,0 +1,293 @@
+"""`DataWeigher` and `HyperCleaner`: which data to trust, by scikit-learn's conventions."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+import numpy as np
+import torch
+from sklearn.base import BaseEstimator, ClassifierMixin
+from sklearn.metrics import accuracy_score, r2_score
+from sklearn.utils import check_random_state
+from sklearn.utils.multiclass import check_classification_targets, type_of_target
+from sklearn.utils.validation import check_is_fitted
+
+from fsla.checks import pick, whole_number
+from fsla.cleaning import store, tables
+from fsla.cleaning.choice import FOLDS, Choice, choose
+from fsla.cleaning.inputs import Array, coded, column, features, pick_device, scaling, spread
+from fsla.cleaning.material import Material, mean_answer
+from fsla.cleaning.networks import maker, rate
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+class _Trusting(BaseEstimator):  # type: ignore[misc]
+    """What both estimators share: data and trusted data in, a choice of ways out, predictions."""
+
+    def __init__(
+        self,
+        *,
+        model: Any = "auto",
+        folds: int = FOLDS,
+        steps: int | None = None,
+        bilevel_steps: int | None = None,
+        device: str = "auto",
+        random_state: Any = None,
+        enough: Callable[[], bool] | None = None,
+    ) -> None:
+        self.model = model
+        self.folds = folds
+        self.steps = steps
+        self.bilevel_steps = bilevel_steps
+        self.device = device
+        self.random_state = random_state
+        self.enough = enough
+
+    def _fit(self, X: Any, y: Any, groups: Any, trusted_x: Any, trusted_y: Any, names: str, regression: bool) -> Choice:
+        owner = type(self).__name__
+        whole_number(self.folds, "folds", owner, least=2)
+        if y is None:
+            raise ValueError(f"{owner} requires y to be passed, but the target y is None.")
+        if trusted_x is None or trusted_y is None:
+            raise ValueError(
+                f"{owner} learns what to trust from samples that are trusted: give {names}, some hundred "
+                "samples with labels that were checked."
+            )
+        x = features(X, "X")
+        clean = features(trusted_x, names.split(" ")[0], x.shape[1:])
+        given = column(y, "y", len(x))
+        true = column(trusted_y, names.split(" ")[-1], len(clean))
+        if len(clean) < 2 * self.folds:
+            raise ValueError(
+                f"There must be at least {2 * self.folds} trusted samples, {self.folds} folds of two; some hundred are "
+                f"better. Got {len(clean)} samples."
+            )
+        device = pick_device(self.device)
+        self._scaling = scaling(np.concatenate([x, clean]) if len(x) < 100_000 else x)
+        classes = 0
+        if regression:
+            self._offset, self._unit = spread(true)
+            numbers = torch.as_tensor((given.astype(np.float64) - self._offset) / self._unit, dtype=torch.float32)
+            trusted = torch.as_tensor((true.astype(np.float64) - self._offset) / self._unit, dtype=torch.float32)
+        else:
+            check_classification_targets(given)
+            check_classification_targets(true)
+            both = coded(np.concatenate([given, true]))
+            self.classes_ = both.names
+            classes = len(both.names)
+            if classes < 2:
+                raise ValueError(f"There must be at least two classes. Got {classes} class: {both.names[0]!r}.")
+            numbers = both.numbers[: len(x)]
+            trusted = both.numbers[len(x) :]
+            self._say_what_is_missing(trusted, classes)
+        self.n_features_in_ = int(np.prod(x.shape[1:]))
+        self._shape = tuple(int(n) for n in x.shape[1:])
+        make = maker(self.model, self._shape, max(1, classes))
+        self._groups = None if groups is None else coded(column(groups, "groups", len(x)))
+        material = Material(
+            self._scaling(x, device),
+            numbers.to(device),
+            self._scaling(clean, device),
+            trusted.to(device),
+            classes,
+            make,
+            None if self._groups is None else self._groups.numbers.to(device),
+            0 if self._groups is None else len(self._groups.names),
+            int(check_random_state(self.random_state).randint(2**20)),
+            rate(self.model, self._shape),
+            self.steps,
+            isinstance(self.model, str),
+        )
+        choice = choose(
+            material,
+            folds=self.folds,
+            bilevel_steps=self.bilevel_steps,
+            enough=self.enough or (lambda: False),
+        )
+        self.sample_weight_ = choice.outcome.weight.cpu().numpy()
+        self.candidates_ = tables.candidates(choice)
+        self.chosen_ = choice.chosen.name
+        self._networks = choice.outcome.fit.networks
+        self._numbers = numbers
+        self._choice = choice
+        if self._groups is not None:
+            self.weights_ = tables.weights(self._groups.names, self._groups.numbers, choice)
+        return choice
+
+    def _say_what_is_missing(self, trusted: torch.Tensor, classes: int) -> None:
+        seen = torch.bincount(trusted, minlength=classes) > 0
+        missing = [str(name) for name, found in zip(self.classes_, seen.tolist(), strict=True) if not found]
+        if missing:
+            warnings.warn(
+                f"No trusted sample has the label {', '.join(missing[:10])}: such labels cannot be checked, and are "
+                "taken as they are.",
+                UserWarning,
+                stacklevel=4,
+            )
+
+    def _answers(self, X: Any) -> Array:
+        check_is_fitted(self)
+        x = features(X, "X")
+        if x.shape[1:] != self._shape:
+            raise ValueError(
+                f"X has {int(np.prod(x.shape[1:]))} features, but {type(self).__name__} is expecting "
+                f"{self.n_features_in_} features as input."
+            )
+        device = pick_device(self.device)
+        classes = len(self.classes_) if hasattr(self, "classes_") else 0
+        found: Array = mean_answer(self._networks, self._scaling(x, device), classes).double().cpu().numpy()
+        return found
+
+    def save(self, path: str | Path) -> None:
+        """Writes what was learnt to one file in the safetensors format, without pickle."""
+        check_is_fitted(self)
+        store.save(self, Path(path))
+
+    @classmethod
+    def load(cls, path: str | Path, model: Any = None) -> Self:
+        """Reads what `save` wrote. Where the model was the user's own, it must be given again."""
+        made = cls()
+        store.load(made, Path(path), model)
+        return made
+
+    def __sklearn_is_fitted__(self) -> bool:
+        return hasattr(self, "_networks")
+
+
+class HyperCleaner(ClassifierMixin, _Trusting):  # type: ignore[misc]
+    """Finds wrong labels, what they should be, and a classifier that is not hurt by them, from a few that are trusted.
+
+    Args:
+        model: "auto" (a small network for tables, a linear head for embeddings, a CNN for images), "linear", "dense",
+            "cnn", an nn.Module whose outputs are class scores, or a function that makes one.
+        folds: parts of the trusted samples, by which the ways to train are compared.
+        steps: of each training; by default from the number of samples.
+        bilevel_steps: of each run of FSLA.
+        device: "auto" takes a GPU where there is one.
+        random_state: fixes every number.
+        enough: a function that says when time is up; folds that are left are then skipped.
+
+    Attributes:
+        label_quality_: one number in [0, 1] a sample: the probability of its label; the lower, the worse.
+        suggested_: the most probable label of each sample, and its probability in suggested_probability_.
+        transition_: T[c, y], the chance that a sample of class c is given the label y.
+        noise_rate_: the share of wrong labels, and noise_rate_interval_.
+        sample_weight_: for any other estimator's `fit`.
+        weights_: of the groups, where given: a table of group, samples, weight, low, high and verdict.
+        candidates_: the ways that were tried, with the trusted log-likelihood that each reached.
+        chosen_: the one that was taken.
+    """
+
+    def fit(self, X: Any, y: Any, X_clean: Any = None, y_clean: Any = None, groups: Any = None) -> Self:
+        """Learns from samples of mixed quality and from trusted ones; `groups` says where each sample came from."""
+        choice = self._fit(X, y, groups, X_clean, y_clean, "X_clean and y_clean", regression=False)
+        belief = choice.outcome.belief
+        assert belief is not None
+        assert choice.outcome.transition is not None
+        self._given = self._numbers.numpy()
+        self.label_quality_ = belief.cpu().gather(1, self._numbers[:, None])[:, 0].double().numpy()
+        probability, number = belief.max(1)
+        self._suggested = number.cpu().numpy()
+        self.suggested_ = self.classes_[self._suggested]
+        self.suggested_probability_ = probability.double().cpu().numpy()
+        self.transition_ = choice.outcome.transition.double().cpu().numpy()
+        self.noise_rate_ = float(1 - self.label_quality_.mean())
+        self.noise_rate_interval_ = tables.interval(self.noise_rate_, choice.chosen.rates, self.label_quality_)
+        return self
+
+    def find_label_issues(self) -> pd.DataFrame:
+        """A row for each sample, the worst first: index, given and suggested label, whether it is an issue."""
+        import pandas as pd
+
+        check_is_fitted(self)
+        given = self.classes_[self._given]
+        table = pd.DataFrame(
+            {
+                "index": np.arange(len(given)),
+                "given_label": given,
+                "suggested_label": self.suggested_,
+                "suggested_probability": self.suggested_probability_,
+                "is_label_issue": self.suggested_ != given,
+                "label_quality": self.label_quality_,
+                "weight": self.sample_weight_,
+            }
+        )
+        return table.sort_values("label_quality", kind="stable", ignore_index=True)
+
+    def predict_proba(self, X: Any) -> Array:
+        return self._answers(X)
+
+    def predict(self, X: Any) -> Array:
+        answers = self.predict_proba(X)
+        found: Array = self.classes_[answers.argmax(1)]
+        return found
+
+
+class DataWeigher(_Trusting):
+    """Finds which groups of samples (sources, annotators, suppliers) to use, from a few samples that are trusted.
+
+    Args:
+        task: "classification", "regression", or "auto", by the trusted targets.
+        model, folds, steps, bilevel_steps, device, random_state, enough: as of `HyperCleaner`.
+
+    Attributes:
+        weights_: a table of group, samples, weight, low and high (over runs on other trusted samples), and verdict.
+        sample_weight_: for any other estimator's `fit`.
+        candidates_: the ways that were tried, with the trusted log-likelihood that each reached.
+        chosen_: the one that was taken.
+    """
+
+    def __init__(
+        self,
+        *,
+        task: str = "auto",
+        model: Any = "auto",
+        folds: int = FOLDS,
+        steps: int | None = None,
+        bilevel_steps: int | None = None,
+        device: str = "auto",
+        random_state: Any = None,
+        enough: Callable[[], bool] | None = None,
+    ) -> None:
+        super().__init__(
+            model=model,
+            folds=folds,
+            steps=steps,
+            bilevel_steps=bilevel_steps,
+            device=device,
+            random_state=random_state,
+            enough=enough,
+        )
+        self.task = task
+
+    def fit(self, X: Any, y: Any, groups: Any = None, X_trusted: Any = None, y_trusted: Any = None) -> Self:
+        """Learns a weight for each group; without groups, one for each sample."""
+        pick(self.task, {"auto": 0, "classification": 0, "regression": 0}, "task")
+        self.task_ = self.task
+        if self.task == "auto" and y_trusted is not None:
+            self.task_ = "regression" if type_of_target(y_trusted).startswith("continuous") else "classification"
+        self._fit(X, y, groups, X_trusted, y_trusted, "X_trusted and y_trusted", self.task_ == "regression")
+        return self
+
+    def predict(self, X: Any) -> Array:
+        """Labels, or numbers for a regression."""
+        answers = self._answers(X)
+        if self.task_ == "regression":
+            return answers * self._unit + self._offset
+        found: Array = self.classes_[answers.argmax(1)]
+        return found
+
+    def predict_proba(self, X: Any) -> Array:
+        if self.task_ == "regression":
+            raise AttributeError("A regression has no probabilities. Call predict.")
+        return self._answers(X)
+
+    def score(self, X: Any, y: Any) -> float:
+        """Accuracy, or R² for a regression."""
+        answers = self.predict(X)
+        return float(r2_score(y, answers) if self.task_ == "regression" else accuracy_score(y, answers))

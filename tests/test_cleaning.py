@@ -1,0 +1,431 @@
+"""Which data to trust: weights as modules, the estimators, and what they are made of."""
+
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from scipy.sparse import issparse
+from sklearn.exceptions import NotFittedError
+from sklearn.linear_model import LogisticRegression
+from sklearn.metrics import roc_auc_score
+from sklearn.utils.estimator_checks import parametrize_with_checks
+from torch import nn
+
+import fsla
+from fsla.cleaning import transition
+from fsla.cleaning.choice import choose, split
+from fsla.cleaning.material import Material, cross_fit, evident, given, soft, train
+from fsla.cleaning.networks import maker
+from fsla.cleaning.ways import Bench, ways
+
+QUICK = {"steps": 40, "bilevel_steps": 20, "folds": 2, "random_state": 0, "device": "cpu"}
+CENTRES = 3 * np.random.default_rng(0).standard_normal((3, 6))
+
+
+def blobs(n, seed):
+    random = np.random.default_rng(seed)
+    y = random.integers(3, size=n)
+    return (CENTRES[y] + random.standard_normal((n, 6))).astype(np.float32), y
+
+
+def mixed(n=400, rate=0.3, seed=1):
+    """Samples in four groups; in two of them labels are wrong: a share, and all."""
+    x, true = blobs(n, seed)
+    random = np.random.default_rng(seed + 1)
+    group = np.arange(n) % 4
+    chance = np.array([0.0, 0.0, rate, 1.0])[group]
+    wrong = random.random(n) < chance
+    return x, np.where(wrong, (true + 1) % 3, true), np.array(["a", "b", "careless", "liar"])[group], wrong, true
+
+
+# ------------------------------------------------------------------------------------------------ weights as modules
+
+
+def test_weights_are_called_with_numbers():
+    weights = fsla.SampleWeights(5, start=0.25)
+    torch.testing.assert_close(weights(torch.tensor([0, 4, 4])), torch.full((3,), 0.25))
+    assert weights.values.shape == (5,)
+    groups = fsla.GroupWeights(["web", "book", "web", "book", "book"])
+    assert groups.names == ["web", "book"]
+    assert groups.index.tolist() == [0, 1, 0, 1, 1]
+    assert groups.table() == {"web": 0.5, "book": 0.5}
+    assert fsla.GroupWeights(3).names == [0, 1, 2]
+    product = fsla.ProductWeights(groups, weights)
+    torch.testing.assert_close(product(torch.tensor([0, 1]), torch.tensor([2, 2])), torch.full((2,), 0.125))
+    assert len(list(product.parameters())) == 2
+
+
+@pytest.mark.parametrize(
+    ("build", "text"),
+    [
+        (lambda: fsla.SampleWeights(0), "'count' of SampleWeights must be at least 1"),
+        (lambda: fsla.SampleWeights(3, start=1.0), r"'start' of SampleWeights must lie in \(0, 1\)"),
+        (lambda: fsla.GroupWeights([]), "the group of each sample"),
+        (lambda: fsla.ProductWeights(fsla.SampleWeights(2)), "at least two factors"),
+        (lambda: fsla.ProductWeights(fsla.SampleWeights(2), fsla.SampleWeights(2))(torch.zeros(1)), "a number each"),
+    ],
+)
+def test_bad_weights_get_one_message(build, text):
+    with pytest.raises(ValueError, match=text):
+        build()
+
+
+@pytest.mark.parametrize("task", ["classification", "regression", "sequences"])
+def test_group_weights_serve_any_loss(task):
+    """The source with wrong targets loses its weight, whatever the model and the loss."""
+    torch.manual_seed(0)
+    n = 200
+    groups = fsla.GroupWeights(["good", "bad"] * (n // 2))
+    bad = groups.index == 1
+    if task == "sequences":
+        x = torch.randint(5, (n, 6))
+        y = (x + 1) % 5  # the next symbol
+        y[bad] = torch.randint(5, (int(bad.sum()), 6))
+        model = nn.Sequential(nn.Embedding(5, 8), nn.Linear(8, 5))
+
+        def losses(model, i):
+            return nn.functional.cross_entropy(model(x[i]).transpose(1, 2), y[i], reduction="none").mean(1)
+    else:
+        x = torch.randn(n, 3)
+        y = x[:, 0] - x[:, 1] if task == "regression" else (x[:, 0] > 0).long()
+        y[bad] = torch.randn(int(bad.sum())) if task == "regression" else 1 - y[bad]
+        model = nn.Linear(3, 1 if task == "regression" else 2)
+
+        def losses(model, i):
+            if task == "regression":
+                return (model(x[i])[:, 0] - y[i]).square()
+            return nn.functional.cross_entropy(model(x[i]), y[i], reduction="none")
+
+    trusted = torch.nonzero(~bad)[:20, 0]
+    opt = fsla.FSLA(
+        model,
+        groups,
+        inner_loss=lambda model, weights, i: (
+            (weights(weights.index[i]) * losses(model, i)).mean()
+            + 1e-3 * sum(p.square().sum() for p in model.parameters())
+        ),
+        outer_loss=lambda model, weights, i: losses(model, i).mean(),
+    )
+    for _ in range(150):
+        opt.step(torch.randint(n, (64,)), trusted)
+    found = groups.table()
+    assert found["good"] > found["bad"] + 0.3, found
+
+
+# --------------------------------------------------------------------------------------------------- what it is made of
+
+
+def material(**more):
+    x, y, group, _, _ = mixed()
+    clean_x, clean_y = blobs(60, 9)
+    names, numbers = np.unique(group, return_inverse=True)
+    data = {
+        "x": torch.from_numpy(x),
+        "y": torch.from_numpy(y),
+        "trusted_x": torch.from_numpy(clean_x),
+        "trusted_y": torch.from_numpy(clean_y),
+        "classes": 3,
+        "make": maker("linear", (6,), 3),
+        "groups": torch.from_numpy(numbers),
+        "group_count": len(names),
+        "steps": 60,
+    }
+    return Material(**(data | more))
+
+
+def test_em_finds_the_transition_matrix():
+    random = np.random.default_rng(0)
+    true = random.integers(3, size=6000)
+    T = np.array([[0.7, 0.3, 0.0], [0.0, 0.9, 0.1], [0.2, 0.2, 0.6]])
+    y = np.array([random.choice(3, p=T[c]) for c in true])
+    seen = np.where(random.random(6000) < 0.9, true, (true + random.integers(1, 3, size=6000)) % 3)
+    p = np.full((6000, 3), 0.05)
+    p[np.arange(6000), seen] = 0.9
+    checked = torch.ones(3, dtype=torch.bool)
+    found = transition.estimate(torch.from_numpy(p), torch.from_numpy(y), checked)
+    np.testing.assert_allclose(found.sum(1), 1.0)
+    np.testing.assert_allclose(found, T, atol=0.03)
+    q = transition.posterior(torch.from_numpy(p), transition.chances(found, torch.from_numpy(y)))
+    assert roc_auc_score(y != true, 1 - q[np.arange(6000), y]) > 0.9
+
+
+def test_a_label_that_cannot_be_checked_is_taken_as_it_is():
+    p = torch.tensor([[0.9, 0.1, 1e-9], [0.1, 0.9, 1e-9], [0.5, 0.5, 1e-9]], dtype=torch.float64)
+    y = torch.tensor([2, 0, 2])
+    found = transition.estimate(p, y, torch.tensor([True, True, False]))
+    q = transition.posterior(p, transition.chances(found, y))
+    assert q[0].argmax() == q[2].argmax() == 2
+    assert q[1, 2] == 0
+
+
+def test_the_t_of_a_small_group_is_drawn_to_the_common_one():
+    p = torch.full((303, 3), 0.05, dtype=torch.float64)
+    true = torch.arange(303) % 3
+    p[torch.arange(303), true] = 0.9
+    y = true.clone()
+    y[300:] = (true[300:] + 1) % 3
+    groups = (torch.arange(303) >= 300).long()
+    checked = torch.ones(3, dtype=torch.bool)
+    found = transition.estimate_by_group(p, y, checked, groups, 2)
+    assert found[0].diagonal().min() > 0.95
+    assert found[1].diagonal().min() > 0.5  # three wrong labels alone would say 0
+    apart = transition.estimate_by_group(p, (true + groups) % 3, checked, torch.arange(303) % 2, 2)
+    assert apart.shape == (2, 3, 3)
+
+
+def test_the_three_losses_agree_where_labels_are_certain():
+    m = material()
+    outputs = torch.randn(10, 3)
+    rows = torch.arange(10)
+    onehot = nn.functional.one_hot(m.y, 3).float()
+    expected = nn.functional.cross_entropy(outputs, m.y[:10], reduction="none")
+    for losses in (given(m), soft(onehot), evident(onehot)):
+        torch.testing.assert_close(losses(outputs, rows), expected)
+
+
+def test_samples_without_weight_are_not_learnt_from():
+    """Half of the samples say the opposite; without weight they do not matter, bit by bit."""
+    m = material()
+    weight = (m.groups < 2).float()
+    nonsense = torch.where(weight > 0, m.y, (m.y + 1) % 3)
+    rows = torch.arange(len(m))
+    one = train(m, 0, rows, weight=weight)
+    other = train(Material(**{**vars(m), "y": nonsense}), 0, rows, weight=weight)
+    for a, b in zip(one.parameters(), other.parameters(), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_no_network_speaks_of_a_sample_that_it_saw():
+    """A network that remembers a sample by its number knows nothing of those that were left out."""
+    n = 60
+    x = torch.eye(n)
+    y = torch.arange(n) % 2
+    m = Material(x, y, torch.zeros(4, n), torch.tensor([0, 1, 0, 1]), 2, maker("linear", (n,), 2), steps=400)
+    fit = cross_fit(m, repeats=2)
+    assert len(fit.networks) == 4
+    unseen = fit.unseen[torch.arange(n), y]
+    assert unseen.max() < 0.6  # a remembered label would have a probability near 1
+    torch.testing.assert_close(fit.unseen.sum(1), torch.ones(n))
+
+
+def test_each_class_is_spread_over_the_folds():
+    m = material()
+    parts = split(m, 3)
+    assert sorted(torch.cat(parts).tolist()) == list(range(60))
+    counts = torch.stack([torch.bincount(m.trusted_y[part], minlength=3) for part in parts])
+    assert (counts.max(0).values - counts.min(0).values).max() <= 1
+
+
+def test_which_ways_apply():
+    assert list(ways(material()))[4:] == ["group weights", "groups and labels", "sample weights"]
+    assert "group weights" not in ways(material(groups=None))
+    regression = material(classes=0, y=torch.randn(400), trusted_y=torch.randn(60), make=maker("linear", (6,), 1))
+    assert list(ways(regression)) == [
+        "trusted samples alone", "everything", "group weights", "sample weights",
+    ]  # fmt: skip
+
+
+def test_ways_share_what_they_have_in_common():
+    trainings = []
+    bench = Bench(material(progress=lambda: trainings.append(1)), bilevel_steps=5)
+    bench.group_weights()
+    first = len(trainings)
+    assert first == 1 + 2  # FSLA, and a network a fold
+    bench.groups_and_labels()
+    assert len(trainings) == first + 3 + 2 * 4  # the trusted ones alone, three rounds and the last
+
+
+def test_the_best_on_held_out_trusted_samples_is_chosen_and_time_may_end():
+    choice = choose(material(), names=["everything", "mended labels"], bilevel_steps=5, enough=lambda: True)
+    assert [len(c.scores) for c in choice.candidates] == [1, 1]
+    assert choice.chosen is max(choice.candidates, key=lambda c: c.score)
+    assert choice.outcome.belief.shape == (400, 3)
+
+
+# ------------------------------------------------------------------------------------------------------- estimators
+
+
+@pytest.fixture(scope="module")
+def cleaner():
+    x, y, group, _, _ = mixed()
+    names = np.array(["ant", "bee", "cow"])
+    clean_x, clean_y = blobs(60, 9)
+    options = QUICK | {"bilevel_steps": 300, "steps": 150, "folds": 3}
+    return fsla.HyperCleaner(**options).fit(x, names[y], clean_x, names[clean_y], groups=group)
+
+
+def test_the_cleaner_finds_wrong_labels_and_what_they_should_be(cleaner):
+    _, y, _, wrong, true = mixed()
+    names = np.array(["ant", "bee", "cow"])
+    assert roc_auc_score(wrong, 1 - cleaner.label_quality_) > 0.97
+    issues = cleaner.find_label_issues()
+    assert list(issues.columns) == [
+        "index", "given_label", "suggested_label", "suggested_probability", "is_label_issue", "label_quality", "weight",
+    ]  # fmt: skip
+    assert issues["label_quality"].is_monotonic_increasing
+    flagged = issues[issues["is_label_issue"]]["index"]
+    assert wrong[flagged].mean() > 0.9
+    assert len(flagged) > 0.9 * wrong.sum()
+    by_row = issues.sort_values("index")
+    assert (by_row["given_label"].to_numpy() == names[y]).all()
+    assert (by_row["suggested_label"].to_numpy() == names[true]).mean() > 0.93
+    assert cleaner.noise_rate_interval_[0] <= wrong.mean() <= cleaner.noise_rate_interval_[1]
+    np.testing.assert_allclose(cleaner.transition_.sum(1), 1.0, atol=1e-6)
+    test_x, test_y = blobs(500, 20)
+    assert cleaner.score(test_x, names[test_y]) > 0.95
+    np.testing.assert_allclose(cleaner.predict_proba(test_x).sum(1), 1.0, atol=1e-5)
+
+
+def test_the_cleaner_weighs_groups_too(cleaner):
+    table = cleaner.weights_.set_index("group")
+    assert table.loc["a", "verdict"] == table.loc["b", "verdict"] == "keep"
+    assert table.loc["liar", "verdict"] == "drop"
+    assert table["samples"].sum() == 400
+    assert (table["low"] <= table["weight"]).all()
+    assert (table["weight"] <= table["high"]).all()
+    assert cleaner.candidates_["chosen"].sum() == 1
+    assert cleaner.candidates_.iloc[0]["way"] == cleaner.chosen_
+
+
+def test_weights_serve_another_estimator(cleaner):
+    x, y, _, _, _ = mixed()
+    test_x, test_y = blobs(500, 20)
+    weighted = LogisticRegression().fit(x, y, sample_weight=cleaner.sample_weight_)
+    assert weighted.score(test_x, test_y) >= LogisticRegression().fit(x, y).score(test_x, test_y)
+
+
+def test_the_weigher_does_regressions():
+    random = np.random.default_rng(0)
+    x = random.standard_normal((300, 4))
+    group = np.arange(300) % 3
+    y = x @ [1.0, -2.0, 0.5, 0.0] + 5
+    y[group == 2] = random.standard_normal(100) * 3
+    clean = random.standard_normal((60, 4))
+    found = fsla.DataWeigher(model="linear", steps=300, bilevel_steps=300, random_state=0, device="cpu").fit(
+        x, y, group, clean, clean @ [1.0, -2.0, 0.5, 0.0] + 5
+    )
+    assert found.task_ == "regression"
+    table = found.weights_.set_index("group")
+    assert table.loc[2, "weight"] < 0.2 < 0.8 < table.loc[[0, 1], "weight"].min()
+    test = random.standard_normal((100, 4))
+    assert found.score(test, test @ [1.0, -2.0, 0.5, 0.0] + 5) > 0.98
+    with pytest.raises(AttributeError, match="no probabilities"):
+        found.predict_proba(test)
+
+
+def test_what_was_learnt_is_saved_without_pickle(cleaner, tmp_path):
+    path = tmp_path / "cleaner.safetensors"
+    cleaner.save(path)
+    loaded = fsla.HyperCleaner.load(path)
+    test_x, _ = blobs(50, 20)
+    np.testing.assert_array_equal(loaded.predict_proba(test_x), cleaner.predict_proba(test_x))
+    assert loaded.find_label_issues().equals(cleaner.find_label_issues())
+    assert loaded.weights_["group"].tolist() == cleaner.weights_["group"].tolist()
+    assert loaded.noise_rate_interval_ == cleaner.noise_rate_interval_
+    with pytest.raises(ValueError, match=r"must be written by DataWeigher\.save\. It holds HyperCleaner"):
+        fsla.DataWeigher.load(path)
+    with pytest.raises(ValueError, match="must be the one whose weights"):
+        fsla.HyperCleaner.load(path, model="linear")
+    path.write_bytes(path.read_bytes()[:100])
+    with pytest.raises(ValueError, match="cannot be read"):
+        fsla.HyperCleaner.load(path)
+
+
+def test_the_same_seed_gives_the_same_numbers():
+    x, y, group, _, _ = mixed(120)
+    clean = blobs(30, 9)
+    one, other = (fsla.HyperCleaner(**QUICK).fit(x, y, *clean, groups=group) for _ in range(2))
+    np.testing.assert_array_equal(one.label_quality_, other.label_quality_)
+    np.testing.assert_array_equal(one.weights_["weight"], other.weights_["weight"])
+
+
+def test_a_class_without_a_trusted_sample_is_said_and_kept():
+    x, y, _, _, _ = mixed(300, rate=0.0)
+    clean_x, clean_y = blobs(90, 9)
+    few = clean_y < 2
+    with pytest.warns(UserWarning, match="No trusted sample has the label 2"):
+        found = fsla.HyperCleaner(**QUICK).fit(x, y, clean_x[few], clean_y[few])
+    assert (found.label_quality_[y == 2] > 0.99).all()
+    assert (found.suggested_[y != 2] != 2).all()
+
+
+def test_images_and_a_module_of_the_user_s(tmp_path):
+    random = np.random.default_rng(0)
+    y = random.integers(2, size=80)
+    images = random.random((80, 1, 8, 8)) + y[:, None, None, None]
+    options = QUICK | {"steps": 20, "bilevel_steps": 5}
+    found = fsla.HyperCleaner(**options).fit(images, y, images[:20], y[:20])
+    assert found.predict(images).shape == (80,)
+    own = nn.Sequential(nn.Flatten(), nn.Linear(64, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
+    before = [p.clone() for p in own.parameters()]
+    found = fsla.HyperCleaner(model=own, **options).fit(images[:, 0], y, images[:20, 0], y[:20])
+    assert found.predict_proba(images[:, 0]).shape == (80, 2)
+    found.save(tmp_path / "own")
+    with pytest.raises(ValueError, match=r"the user's own. Give it again: HyperCleaner.load\(path, model=...\)"):
+        fsla.HyperCleaner.load(tmp_path / "own")
+    again = fsla.HyperCleaner.load(tmp_path / "own", model=own)
+    np.testing.assert_array_equal(again.predict_proba(images[:, 0]), found.predict_proba(images[:, 0]))
+    assert all(torch.equal(p, q) for p, q in zip(own.parameters(), before, strict=True))
+
+
+BAD = np.array([[0.0, np.nan], [1.0, 2.0], [0.0, 1.0]])
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ({"X_clean": None}, "learns what to trust from samples that are trusted: give X_clean and y_clean"),
+        ({"X_clean": np.zeros((0, 6)), "y_clean": np.zeros(0)}, "0 sample"),
+        ({"X_clean": np.zeros((3, 6)), "y_clean": np.zeros(3)}, "at least 4 trusted samples"),
+        ({"X_clean": np.zeros((20, 5)), "y_clean": np.zeros(20)}, "has 5 features, but the data .* has 6"),
+        ({"y": np.zeros(7)}, "y must have one value for each of the 120 samples. Got 7"),
+        ({"groups": ["a"]}, "groups must have one value for each of the 120 samples. Got 1"),
+        ({"X": np.full((120, 6), np.inf)}, "infinity"),
+        ({"y": np.zeros(120), "y_clean": np.zeros(30)}, "at least two classes"),
+        ({"y": np.linspace(0, 1, 120)}, "Unknown label type"),
+    ],
+)
+def test_bad_input_gets_one_message(change, text):
+    x, y, _, _, _ = mixed(120)
+    clean_x, clean_y = blobs(30, 9)
+    given = {"X": x, "y": y, "X_clean": clean_x, "y_clean": clean_y} | change
+    with pytest.raises(ValueError, match=text):
+        fsla.HyperCleaner(**QUICK).fit(**given)
+
+
+def test_one_group_a_group_of_one_and_labels_all_wrong_end_well():
+    x, y, _, _, true = mixed(120)
+    clean = blobs(30, 9)
+    one = fsla.HyperCleaner(**QUICK).fit(x, y, *clean, groups=["all"] * 120)
+    assert one.weights_["verdict"].tolist() == ["keep"]
+    alone = fsla.HyperCleaner(**QUICK).fit(x, y, *clean, groups=["all"] * 119 + ["single"])
+    assert len(alone.weights_) == 2
+    wrong = fsla.HyperCleaner(**QUICK | {"steps": 150}).fit(x, (true + 1) % 3, *clean)
+    assert wrong.noise_rate_ > 0.8
+    right = fsla.HyperCleaner(**QUICK | {"steps": 150}).fit(x, true, *clean)
+    assert right.noise_rate_ < 0.15
+
+
+class Checked(fsla.HyperCleaner):
+    """Takes the first samples for trusted ones, as scikit-learn's checks know of none."""
+
+    def fit(self, X, y):
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "No trusted sample", UserWarning)
+            if y is None or issparse(X):
+                return super().fit(X, y, X, y)
+            rows = X if hasattr(X, "shape") else np.asarray(X)
+            labels = np.asarray(y)
+            count = max(6, rows.shape[0] // 2)
+            return super().fit(X, y, rows[:count], labels[:count])
+
+
+@parametrize_with_checks([Checked(steps=20, bilevel_steps=2, folds=2, random_state=0, device="cpu")])
+def test_scikit_learn_s_checks(estimator, check):
+    check(estimator)
+
+
+def test_nothing_can_be_asked_before_the_fit():
+    with pytest.raises(NotFittedError):
+        fsla.HyperCleaner().predict(np.zeros((1, 2)))
