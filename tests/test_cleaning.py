@@ -17,7 +17,7 @@ from fsla.cleaning import transition
 from fsla.cleaning.choice import choose, split
 from fsla.cleaning.material import Material, cross_fit, evident, given, soft, train
 from fsla.cleaning.networks import maker
-from fsla.cleaning.ways import Bench, ways
+from fsla.cleaning.ways import Bench, usual, ways
 
 QUICK = {"steps": 40, "bilevel_steps": 20, "folds": 2, "random_state": 0, "device": "cpu"}
 CENTRES = 3 * np.random.default_rng(0).standard_normal((3, 6))
@@ -220,6 +220,8 @@ def test_each_class_is_spread_over_the_folds():
 def test_which_ways_apply():
     assert list(ways(material()))[4:] == ["group weights", "groups and labels", "sample weights"]
     assert "group weights" not in ways(material(groups=None))
+    assert list(usual(material()))[-1] == "groups and labels"
+    assert list(usual(material(groups=None)))[-1] == "sample weights"
     regression = material(classes=0, y=torch.randn(400), trusted_y=torch.randn(60), make=maker("linear", (6,), 1))
     assert list(ways(regression)) == [
         "trusted samples alone", "everything", "group weights", "sample weights",
@@ -228,7 +230,7 @@ def test_which_ways_apply():
 
 def test_ways_share_what_they_have_in_common():
     trainings = []
-    bench = Bench(material(progress=lambda: trainings.append(1)), bilevel_steps=5)
+    bench = Bench(material(progress=lambda: trainings.append(1), bilevel_steps=5))
     bench.group_weights()
     first = len(trainings)
     assert first == 1 + 2  # FSLA, and a network a fold
@@ -237,7 +239,7 @@ def test_ways_share_what_they_have_in_common():
 
 
 def test_the_best_on_held_out_trusted_samples_is_chosen_and_time_may_end():
-    choice = choose(material(), names=["everything", "mended labels"], bilevel_steps=5, enough=lambda: True)
+    choice = choose(material(), names=["everything", "mended labels"], enough=lambda: True)
     assert [len(c.scores) for c in choice.candidates] == [1, 1]
     assert choice.chosen is max(choice.candidates, key=lambda c: c.score)
     assert choice.outcome.belief.shape == (400, 3)
@@ -354,7 +356,7 @@ def test_images_and_a_module_of_the_user_s(tmp_path):
     random = np.random.default_rng(0)
     y = random.integers(2, size=80)
     images = random.random((80, 1, 8, 8)) + y[:, None, None, None]
-    options = QUICK | {"steps": 20, "bilevel_steps": 5}
+    options = QUICK | {"steps": 10, "bilevel_steps": 3, "ways": ["everything", "mended labels"]}
     found = fsla.HyperCleaner(**options).fit(images, y, images[:20], y[:20])
     assert found.predict(images).shape == (80,)
     own = nn.Sequential(nn.Flatten(), nn.Linear(64, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
@@ -397,13 +399,14 @@ def test_bad_input_gets_one_message(change, text):
 def test_one_group_a_group_of_one_and_labels_all_wrong_end_well():
     x, y, _, _, true = mixed(120)
     clean = blobs(30, 9)
-    one = fsla.HyperCleaner(**QUICK).fit(x, y, *clean, groups=["all"] * 120)
+    few = QUICK | {"ways": ["everything", "mended labels"]}
+    one = fsla.HyperCleaner(**few).fit(x, y, *clean, groups=["all"] * 120)
     assert one.weights_["verdict"].tolist() == ["keep"]
     alone = fsla.HyperCleaner(**QUICK).fit(x, y, *clean, groups=["all"] * 119 + ["single"])
     assert len(alone.weights_) == 2
-    wrong = fsla.HyperCleaner(**QUICK | {"steps": 150}).fit(x, (true + 1) % 3, *clean)
+    wrong = fsla.HyperCleaner(**few | {"steps": 150}).fit(x, (true + 1) % 3, *clean)
     assert wrong.noise_rate_ > 0.8
-    right = fsla.HyperCleaner(**QUICK | {"steps": 150}).fit(x, true, *clean)
+    right = fsla.HyperCleaner(**few | {"steps": 150}).fit(x, true, *clean)
     assert right.noise_rate_ < 0.15
 
 
@@ -421,7 +424,7 @@ class Checked(fsla.HyperCleaner):
             return super().fit(X, y, rows[:count], labels[:count])
 
 
-@parametrize_with_checks([Checked(steps=20, bilevel_steps=2, folds=2, random_state=0, device="cpu")])
+@parametrize_with_checks([Checked(steps=20, ways=["mended labels"], folds=2, random_state=0, device="cpu")])
 def test_scikit_learn_s_checks(estimator, check):
     check(estimator)
 

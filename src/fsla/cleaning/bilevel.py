@@ -12,8 +12,6 @@ from fsla.front import FSLA
 from fsla.weights import SampleWeights
 
 BATCH = 256
-STEPS = 1000
-STEPS_OF_IMAGES = 2000
 DECAY = 1e-2
 """Adam's weight decay, of which v knows. Without any, a long run learns wrong labels by heart and v never settles."""
 RECORD = 50
@@ -26,13 +24,12 @@ class Weighed(NamedTuple):
     curve: list[tuple[int, float, list[float]]]
 
 
-def learn(material: Material, index: Tensor, count: int, steps: int | None = None) -> Weighed:
+def learn(material: Material, index: Tensor, count: int) -> Weighed:
     """One training run that learns the weights on the way; `index` is the number of each sample's weight.
 
     The steps of v and of the weights are automatic; the network moves by Adam.
     """
-    if steps is None:
-        steps = STEPS if material.x.ndim == 2 else STEPS_OF_IMAGES
+    steps = material.bilevel_steps
     network = material.network(0)
     network.train()
     weights = SampleWeights(count).to(material.device)

@@ -9,9 +9,10 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from fsla.checks import pick
 from fsla.cleaning.bilevel import Weighed
-from fsla.cleaning.material import Material
-from fsla.cleaning.ways import Bench, Outcome, ways
+from fsla.cleaning.material import Material, threads
+from fsla.cleaning.ways import Bench, Outcome, usual, ways
 
 FOLDS = 3
 
@@ -54,7 +55,6 @@ def choose(
     names: Sequence[str] | None = None,
     folds: int = FOLDS,
     repeats: int = 2,
-    bilevel_steps: int | None = None,
     enough: Enough = lambda: False,
 ) -> Choice:
     """Tries the ways on each fold, takes the best, and trains it again with all trusted samples.
@@ -62,8 +62,13 @@ def choose(
     The weight of a group is the mean over the folds, each of which learnt it from other trusted samples. `enough` says
     that time is up: the folds that are left are skipped, but the first.
     """
+    with threads(material):
+        return _choose(material, names, folds, repeats, enough)
+
+
+def _choose(material: Material, names: Sequence[str] | None, folds: int, repeats: int, enough: Enough) -> Choice:
     known = ways(material)
-    tried = {name: known[name] for name in (names or known)}
+    tried = {name: pick(name, known, "way to train") for name in (names or usual(material))}
     candidates = [Candidate(name) for name in tried]
     weighed = []
     parts = split(material, folds)
@@ -71,7 +76,7 @@ def choose(
         if number and enough():
             break
         rest = torch.cat([part for other, part in enumerate(parts) if other != number])
-        bench = Bench(material.with_trusted(rest, material.seed + number + 1), bilevel_steps=bilevel_steps)
+        bench = Bench(material.with_trusted(rest, material.seed + number + 1))
         for candidate in candidates:
             judge(candidate, tried[candidate.name](bench), material, held)
         if bench.groups is not None:
@@ -80,7 +85,7 @@ def choose(
     groups = torch.stack([found.weights for found in weighed]) if weighed else None
     curve = weighed[0].curve if weighed else []
     mean = None if groups is None else Weighed(groups.mean(0), curve)
-    outcome = tried[best.name](Bench(material, repeats=repeats, bilevel_steps=bilevel_steps, groups=mean))
+    outcome = tried[best.name](Bench(material, repeats=repeats, groups=mean))
     return Choice(candidates, best, outcome, groups, curve)
 
 

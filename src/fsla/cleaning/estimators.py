@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -20,7 +20,7 @@ from fsla.cleaning import store, tables
 from fsla.cleaning.choice import FOLDS, Choice, choose
 from fsla.cleaning.inputs import Array, coded, column, features, pick_device, scaling, spread
 from fsla.cleaning.material import Material, mean_answer
-from fsla.cleaning.networks import maker, rate
+from fsla.cleaning.networks import bilevel_steps, maker, rate
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -38,6 +38,7 @@ class _Trusting(BaseEstimator):  # type: ignore[misc]
         bilevel_steps: int | None = None,
         device: str = "auto",
         random_state: Any = None,
+        ways: Sequence[str] | None = None,
         enough: Callable[[], bool] | None = None,
     ) -> None:
         self.model = model
@@ -46,6 +47,7 @@ class _Trusting(BaseEstimator):  # type: ignore[misc]
         self.bilevel_steps = bilevel_steps
         self.device = device
         self.random_state = random_state
+        self.ways = ways
         self.enough = enough
 
     def _fit(self, X: Any, y: Any, groups: Any, trusted_x: Any, trusted_y: Any, names: str, regression: bool) -> Choice:
@@ -101,12 +103,13 @@ class _Trusting(BaseEstimator):  # type: ignore[misc]
             int(check_random_state(self.random_state).randint(2**20)),
             rate(self.model, self._shape),
             self.steps,
+            self.bilevel_steps or bilevel_steps(self.model, self._shape),
             isinstance(self.model, str),
         )
         choice = choose(
             material,
+            names=self.ways,
             folds=self.folds,
-            bilevel_steps=self.bilevel_steps,
             enough=self.enough or (lambda: False),
         )
         self.sample_weight_ = choice.outcome.weight.cpu().numpy()
@@ -170,6 +173,7 @@ class HyperCleaner(ClassifierMixin, _Trusting):  # type: ignore[misc]
         bilevel_steps: of each run of FSLA.
         device: "auto" takes a GPU where there is one.
         random_state: fixes every number.
+        ways: those to try, by their names in `candidates_`; None tries all.
         enough: a function that says when time is up; folds that are left are then skipped.
 
     Attributes:
@@ -233,7 +237,7 @@ class DataWeigher(_Trusting):
 
     Args:
         task: "classification", "regression", or "auto", by the trusted targets.
-        model, folds, steps, bilevel_steps, device, random_state, enough: as of `HyperCleaner`.
+        model, folds, steps, bilevel_steps, device, random_state, ways, enough: as of `HyperCleaner`.
 
     Attributes:
         weights_: a table of group, samples, weight, low and high (over runs on other trusted samples), and verdict.
@@ -252,6 +256,7 @@ class DataWeigher(_Trusting):
         bilevel_steps: int | None = None,
         device: str = "auto",
         random_state: Any = None,
+        ways: Sequence[str] | None = None,
         enough: Callable[[], bool] | None = None,
     ) -> None:
         super().__init__(
@@ -261,6 +266,7 @@ class DataWeigher(_Trusting):
             bilevel_steps=bilevel_steps,
             device=device,
             random_state=random_state,
+            ways=ways,
             enough=enough,
         )
         self.task = task

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Self
 
@@ -12,6 +13,8 @@ from torch.nn.functional import cross_entropy
 
 from fsla.cleaning.networks import Maker
 
+THREADED = 4096
+"""Numbers of a sample from which a pass on a CPU is worth more than one thread."""
 BATCH = 128
 TRUSTED_BATCH = 64
 LEAST_STEPS = 300
@@ -40,8 +43,9 @@ class Material:
     rate: float = 1e-3
     """Adam's."""
     steps: int | None = None
-    captured: bool = False
-    """Whether the network may be captured in a CUDA graph: true of our own ones."""
+    bilevel_steps: int = 1000
+    small: bool = False
+    """Whether the network is one of our own, which may be captured in a CUDA graph and need one thread on a CPU."""
     progress: Callable[[], None] = lambda: None
     """Called after each training."""
 
@@ -75,6 +79,18 @@ def answers(network: nn.Module, x: Tensor, classes: int) -> Tensor:
     with torch.no_grad():
         outputs = torch.cat([network(part) for part in torch.split(x, PREDICT)])
     return outputs.softmax(1) if classes else outputs[:, 0]
+
+
+@contextmanager
+def threads(material: Material) -> Iterator[None]:
+    """One thread for small samples on a CPU: with more, a step waits for them longer than it computes."""
+    before = torch.get_num_threads()
+    if material.device.type == "cpu" and material.x[0].numel() < THREADED and material.small:
+        torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 Losses = Callable[[Tensor, Tensor], Tensor]
@@ -140,7 +156,7 @@ def train(
 
     network.train()
     steps = _steps(material, rows)
-    if on_gpu and material.captured:
+    if on_gpu and material.small:
         _replay(step, steps, draw)
     else:
         for _ in range(steps):

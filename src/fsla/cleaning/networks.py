@@ -38,9 +38,12 @@ def cnn(shape: tuple[int, ...], outputs: int) -> nn.Module:
 
 
 KINDS = {"linear": linear, "dense": dense, "cnn": cnn}
-RATES = {"linear": 1e-2, "dense": 3e-3, "cnn": 1e-3}
-"""Adam's."""
+RATES = {"linear": 1e-2, "dense": 3e-3}
+"""Adam's, and of all others:"""
 USUAL_RATE = 1e-3
+SOON = 1000
+LATE = 2000
+"""Steps in which FSLA learns the weights of groups or samples: with a linear or dense network, and with any other."""
 
 
 def named(model: Any, shape: tuple[int, ...]) -> Any:
@@ -64,7 +67,12 @@ def maker(model: Any, shape: tuple[int, ...], outputs: int) -> Maker:
 
 def rate(model: Any, shape: tuple[int, ...]) -> float:
     kind = named(model, shape)
-    return RATES[kind] if isinstance(kind, str) else USUAL_RATE
+    return RATES.get(kind, USUAL_RATE) if isinstance(kind, str) else USUAL_RATE
+
+
+def bilevel_steps(model: Any, shape: tuple[int, ...]) -> int:
+    kind = named(model, shape)
+    return SOON if isinstance(kind, str) and kind in RATES else LATE
 
 
 def _size(shape: tuple[int, ...]) -> int:

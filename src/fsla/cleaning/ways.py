@@ -27,6 +27,8 @@ from fsla.cleaning.material import CrossFit, Losses, Material, cross_fit, eviden
 ROUNDS = 3
 ALONE = "trusted samples alone"
 EVERYTHING = "everything"
+GROUPS = "group weights"
+SAMPLES = "sample weights"
 
 
 @dataclass(frozen=True)
@@ -50,12 +52,10 @@ class Bench:
         material: Material,
         *,
         repeats: int = 1,
-        bilevel_steps: int | None = None,
         groups: Weighed | None = None,
     ) -> None:
         self.material = material
         self._repeats = repeats
-        self._steps = bilevel_steps
         self.groups = groups
         """What is known of the groups' weights, from the first way on that needed them."""
 
@@ -91,7 +91,7 @@ class Bench:
 
     def sample_weights(self) -> Outcome:
         rows = torch.arange(len(self.material), device=self.material.device)
-        return self._trained(learn(self.material, rows, len(rows), self._steps).weights)
+        return self._trained(learn(self.material, rows, len(rows)).weights)
 
     # ------------------------------------------------------------------------------------------------------- shared
 
@@ -99,7 +99,7 @@ class Bench:
         material = self.material
         assert material.groups is not None
         if self.groups is None:
-            self.groups = learn(material, material.groups, material.group_count, self._steps)
+            self.groups = learn(material, material.groups, material.group_count)
         return self.groups.weights[material.groups]
 
     def _trained(self, weight: Tensor | None) -> Outcome:
@@ -145,16 +145,25 @@ class Bench:
         return Outcome(fit, weight, belief, found)
 
 
-def ways(material: Material) -> dict[str, Callable[[Bench], Outcome]]:
+Ways = dict[str, Callable[[Bench], Outcome]]
+
+
+def usual(material: Material) -> Ways:
+    """Those that are tried unless asked otherwise. Where groups are known, single samples are not weighed."""
+    known = ways(material)
+    return {name: way for name, way in known.items() if name != SAMPLES or GROUPS not in known}
+
+
+def ways(material: Material) -> Ways:
     """Those that apply: some need groups, some need classes."""
-    found: dict[str, Callable[[Bench], Outcome]] = {ALONE: Bench.trusted_alone, EVERYTHING: Bench.everything}
+    found: Ways = {ALONE: Bench.trusted_alone, EVERYTHING: Bench.everything}
     if material.classes:
         found |= {"self-training": Bench.self_training, "mended labels": Bench.mended_labels}
     if material.groups is not None and material.group_count > 1:
-        found["group weights"] = Bench.group_weights
+        found[GROUPS] = Bench.group_weights
         if material.classes:
             found["groups and labels"] = Bench.groups_and_labels
-    return found | {"sample weights": Bench.sample_weights}
+    return found | {SAMPLES: Bench.sample_weights}
 
 
 def _rounds() -> list[bool]:

@@ -15,12 +15,15 @@ from fsla.cli.bench import bench
 from fsla.cli.data import data
 from fsla.cli.options import EXIT_CODES
 from fsla.cli.reproduce import reproduce
+from fsla.cli.trust import clean, weigh
 from fsla.experiments.folder import RunError
 from fsla.screen import complain, say
 
 app = typer.Typer(
     name="fsla", no_args_is_help=True, add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False
 )
+app.command(epilog=EXIT_CODES)(clean)
+app.command(epilog=EXIT_CODES)(weigh)
 app.add_typer(reproduce, name="reproduce")
 app.add_typer(data, name="data")
 app.command(epilog=EXIT_CODES)(bench)

@@ -1,0 +1,199 @@
+"""What `fsla clean` and `fsla weigh` do: data in, a folder with tables, the model and the report out."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fsla.cleaning.estimators import DataWeigher, HyperCleaner
+from fsla.cleaning.inputs import Array
+from fsla.cleaning.reading import Columns, Given, read
+from fsla.cleaning.report import render
+from fsla.cleaning.ways import EVERYTHING
+from fsla.files import ensure_writable, write_text
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+SUMMARY = "summary.json"
+MAKER = "fsla"
+
+
+@dataclass(frozen=True)
+class Job:
+    """Samples of mixed quality, trusted samples, and where they came from."""
+
+    mixed: Given
+    trusted: Given
+    origin: str
+    label: str = "label"
+
+
+def load(data: Path, trusted: Path | None, columns: Columns) -> Job:
+    """Reads both sets; the trusted samples come from a file of their own, or are marked in a column."""
+    given = read(data, columns)
+    if trusted is not None:
+        clean = read(trusted, columns, given)
+    elif given.trusted is not None:
+        clean = given.rows(given.trusted)
+        given = given.rows(~given.trusted)
+    else:
+        raise ValueError(
+            "Some samples must be trusted. Give them with --trusted FILE, or name a column of true and false with "
+            "--trusted-column."
+        )
+    for name, part in (("The trusted set", clean), ("The data besides the trusted set", given)):
+        if not len(part):
+            raise ValueError(f"{name} must have at least one sample. It is empty.")
+    if clean.x.shape[1:] != given.x.shape[1:]:
+        raise ValueError(
+            f"Trusted samples must have the form of the others. Got {clean.x.shape[1:]} and {given.x.shape[1:]}."
+        )
+    origin = f"{data}: {len(given)} samples; {trusted or columns.trusted}: {len(clean)} trusted ones."
+    return Job(given, clean, origin, columns.label)
+
+
+def overlap(job: Job) -> int:
+    """How many samples of mixed quality are, number for number, among the trusted ones."""
+    known = {row.tobytes() for row in job.trusted.x}
+    return sum(row.tobytes() in known for row in job.mixed.x)
+
+
+def check_out(out: Path) -> None:
+    """Raises unless the folder can be written, and is new, empty or of an earlier run."""
+    if out.exists() and not out.is_dir():
+        raise ValueError(f"--out must be a folder. {out} is a file.")
+    if out.is_dir() and any(out.iterdir()) and not _ours(out):
+        raise ValueError(f"--out must be a new or empty folder, or one of an earlier run. {out} has other files in it.")
+    ensure_writable(out.with_name(f".{out.name}.tmp") / SUMMARY)
+    _remove(out.with_name(f".{out.name}.tmp"))
+
+
+def finding(found: Any, job: Job) -> str:
+    """What was found, in a sentence or two."""
+    parts = []
+    if hasattr(found, "weights_") and len(found.weights_) > 1:
+        table = found.weights_
+        for verdict, verb in (("keep", "Use"), ("drop", "leave out"), ("unsure", "look at")):
+            names = [str(name) for name in table[table["verdict"] == verdict]["group"]]
+            if names:
+                shown = ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
+                parts.append(f"{verb} {shown}")
+        text = "; ".join(parts)
+        parts = [text[:1].upper() + text[1:] + "."]
+    if hasattr(found, "noise_rate_"):
+        flagged = int((found.suggested_ != found.classes_[found._given]).sum())
+        low, high = found.noise_rate_interval_
+        parts.append(
+            f"About {100 * found.noise_rate_:.0f} % of {len(job.mixed)} labels look wrong ({100 * low:.0f} to "
+            f"{100 * high:.0f} %); {flagged} are flagged."
+        )
+    candidates = found.candidates_.set_index("way")["error"]
+    if EVERYTHING in candidates and found.chosen_ != EVERYTHING:
+        taken = candidates[found.chosen_]
+        nothing = candidates[EVERYTHING]
+        if hasattr(found, "classes_"):
+            errors = f"is wrong on {100 * taken:.0f} %, and doing nothing on {100 * nothing:.0f} %"
+        else:
+            unit = found._unit
+            errors = f"misses by {unit * taken:.3g} (root mean square), and doing nothing by {unit * nothing:.3g}"
+        parts.append(f"Of trusted samples that it was not shown, {found.chosen_!r} {errors}.")
+    elif found.chosen_ == EVERYTHING:
+        parts.append("No way of weighing or mending does better on the trusted samples than using everything as it is.")
+    return " ".join(parts)
+
+
+def write(out: Path, found: DataWeigher | HyperCleaner, job: Job, title: str, more: Mapping[str, object]) -> str:
+    """Writes the folder as a whole: it is there with all its files, or as it was. Returns the finding."""
+    text = finding(found, job)
+    made = out.with_name(f".{out.name}.tmp")
+    _remove(made)
+    made.mkdir(parents=True)
+    try:
+        if hasattr(found, "weights_"):
+            found.weights_.to_csv(made / "weights.csv", index=False)
+        issues = _issues(found, job)
+        if issues is not None:
+            issues.to_csv(made / "issues.csv", index=False)
+        _cleaned(found, job).to_csv(made / "cleaned.csv", index=False)
+        found.save(made / "model.safetensors")
+        page = render(found, job.mixed, len(job.trusted), title, job.origin, text)
+        write_text(made / "report.html", page)
+        write_text(made / SUMMARY, json.dumps(_summary(found, job, text, more), indent=1, ensure_ascii=False) + "\n")
+        if out.exists():
+            old = out.with_name(f".{out.name}.old")
+            _remove(old)
+            os.replace(out, old)
+            os.replace(made, out)
+            _remove(old)
+        else:
+            os.replace(made, out)
+    finally:
+        _remove(made)
+    return text
+
+
+def _issues(found: Any, job: Job) -> pd.DataFrame | None:
+    if not isinstance(found, HyperCleaner):
+        return None
+    table = found.find_label_issues()
+    table.insert(0, "id", job.mixed.ids[table["index"].to_numpy()])
+    return table.drop(columns="index")
+
+
+def _cleaned(found: Any, job: Job) -> pd.DataFrame:
+    """The samples that are kept, with suggested labels in the place of wrong ones, and a weight each."""
+    import pandas as pd
+
+    mixed = job.mixed
+    table = pd.DataFrame({"id": mixed.ids, job.label: mixed.y}) if mixed.table is None else mixed.table.copy()
+    if isinstance(found, HyperCleaner):
+        table[f"given_{job.label}"] = table[job.label]
+        table[job.label] = found.suggested_
+    table["weight"] = found.sample_weight_
+    return table[_kept(found, mixed)]
+
+
+def _kept(found: Any, mixed: Given) -> Array:
+    if mixed.groups is None or not hasattr(found, "weights_"):
+        return np.ones(len(mixed), dtype=bool)
+    dropped = found.weights_[found.weights_["verdict"] == "drop"]["group"].astype(str)
+    return ~np.isin(mixed.groups.astype(str), dropped.to_numpy(dtype=str))
+
+
+def _summary(found: Any, job: Job, text: str, more: Mapping[str, object]) -> dict[str, object]:
+    summary: dict[str, object] = {
+        "made_by": MAKER,
+        "finding": text,
+        "origin": job.origin,
+        "samples": len(job.mixed),
+        "trusted": len(job.trusted),
+        "chosen": found.chosen_,
+        "candidates": json.loads(found.candidates_.to_json(orient="records")),
+    }
+    if hasattr(found, "weights_"):
+        summary["weights"] = json.loads(found.weights_.to_json(orient="records"))
+    if isinstance(found, HyperCleaner):
+        summary["noise_rate"] = found.noise_rate_
+        summary["noise_rate_interval"] = list(found.noise_rate_interval_)
+        summary["classes"] = [str(name) for name in found.classes_]
+        summary["transition"] = found.transition_.round(4).tolist()
+    return summary | dict(more)
+
+
+def _ours(out: Path) -> bool:
+    try:
+        return bool(json.loads((out / SUMMARY).read_text(encoding="utf-8")).get("made_by") == MAKER)
+    except (OSError, ValueError, AttributeError):
+        return False
+
+
+def _remove(folder: Path) -> None:
+    shutil.rmtree(folder, ignore_errors=True)

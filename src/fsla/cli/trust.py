@@ -1,0 +1,202 @@
+"""`fsla clean` and `fsla weigh`: which data to trust."""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from fsla.cli.options import Device
+from fsla.screen import complain, console, interruptible, say
+
+if TYPE_CHECKING:
+    from fsla.cleaning.job import Job
+
+Data = Annotated[
+    Path | None,
+    typer.Argument(help="A table (.csv, .tsv, .parquet), an .npz file with X and y, or a folder of class folders."),
+]
+Trusted = Annotated[Path | None, typer.Option(help="The samples that are trusted, in the same form.")]
+Out = Annotated[Path, typer.Option(help="Folder for the tables, the model and report.html.")]
+Label = Annotated[str, typer.Option(help="The column of the labels, or of the targets.")]
+Group = Annotated[str | None, typer.Option(help="The column that says where a sample came from.")]
+Id = Annotated[str | None, typer.Option("--id", help="The column of the samples' names.")]
+TrustedColumn = Annotated[str | None, typer.Option(help="A column of true and false: which rows are trusted.")]
+Image = Annotated[str | None, typer.Option(help="The column of paths of images, from the table's folder.")]
+Features = Annotated[str, typer.Option(help="The columns to learn from, with commas. Default: all others.")]
+Size = Annotated[int | None, typer.Option(min=8, help="Pixels a side that images are brought to.")]
+Model = Annotated[str, typer.Option(help="'auto', 'linear', 'dense' or 'cnn'.")]
+Budget = Annotated[float | None, typer.Option(min=0.0, help="Minutes after which no further comparison is begun.")]
+Seed = Annotated[int, typer.Option(help="Fixes every number.")]
+Demo = Annotated[bool, typer.Option("--demo", help="Try it on digits with errors made on purpose.")]
+WITHOUT = "nothing was written."
+
+
+@interruptible(WITHOUT)
+def clean(
+    data: Data = None,
+    trusted: Trusted = None,
+    out: Out = Path("out/clean"),
+    label: Label = "label",
+    group: Group = None,
+    id_column: Id = None,
+    trusted_column: TrustedColumn = None,
+    image: Image = None,
+    features: Features = "",
+    size: Size = None,
+    model: Model = "auto",
+    budget: Budget = None,
+    seed: Seed = 0,
+    device: Device = "auto",
+    demo: Demo = False,
+) -> None:
+    """Finds wrong labels and what they should be, and which groups to leave out, from a few samples that are trusted.
+
+    Writes issues.csv, cleaned.csv, weights.csv (with --group), model.safetensors, summary.json and report.html.
+    """
+    from fsla.cleaning import job as jobs
+    from fsla.cleaning.estimators import HyperCleaner
+    from fsla.cleaning.reading import Columns
+
+    jobs.check_out(out)
+    options = _options("dense" if demo and model == "auto" else model, budget, seed, device)
+    if demo:
+        _demo(out, options)
+        return
+    columns = Columns(label, id_column, group, trusted_column, image, _names(features), size)
+    job = _job(data, trusted, columns)
+
+    def fit() -> HyperCleaner:
+        cleaner = HyperCleaner(**options)
+        return cleaner.fit(job.mixed.x, job.mixed.y, job.trusted.x, job.trusted.y, groups=job.mixed.groups)
+
+    found = _watched(fit)
+    _end(out, found, job, "Which labels to trust", {})
+
+
+@interruptible(WITHOUT)
+def weigh(
+    data: Data = None,
+    trusted: Trusted = None,
+    out: Out = Path("out/weigh"),
+    label: Label = "label",
+    group: Group = None,
+    id_column: Id = None,
+    trusted_column: TrustedColumn = None,
+    image: Image = None,
+    features: Features = "",
+    size: Size = None,
+    task: Annotated[str, typer.Option(help="'auto', 'classification' or 'regression'.")] = "auto",
+    model: Model = "auto",
+    budget: Budget = None,
+    seed: Seed = 0,
+    device: Device = "auto",
+    demo: Demo = False,
+) -> None:
+    """Finds which groups of samples (sources, annotators, suppliers) to use, for labels or numbers.
+
+    Writes weights.csv, cleaned.csv, model.safetensors, summary.json and report.html.
+    """
+    from fsla.cleaning import demo as digits
+    from fsla.cleaning import job as jobs
+    from fsla.cleaning.estimators import DataWeigher
+    from fsla.cleaning.reading import Columns
+
+    jobs.check_out(out)
+    options = _options("dense" if demo and model == "auto" else model, budget, seed, device)
+    columns = Columns(label, id_column, group, trusted_column, image, _names(features), size)
+    job = digits.make().job if demo else _job(data, trusted, columns)
+    if job.mixed.groups is None:
+        raise ValueError("Samples must come in groups to be weighed. Name their column with --group.")
+
+    def fit() -> DataWeigher:
+        return DataWeigher(task=task, **options).fit(
+            job.mixed.x, job.mixed.y, job.mixed.groups, job.trusted.x, job.trusted.y
+        )
+
+    _end(out, _watched(fit), job, "Which data to trust", {})
+
+
+def _demo(out: Path, options: dict[str, Any]) -> None:
+    """Cleans digits with errors made on purpose, and says how well that went."""
+    from fsla.cleaning import demo as digits
+    from fsla.cleaning.estimators import HyperCleaner
+
+    demo = digits.make()
+    job = demo.job
+
+    def fit(**more: Any) -> HyperCleaner:
+        cleaner = HyperCleaner(**options, **more)
+        return cleaner.fit(job.mixed.x, job.mixed.y, job.trusted.x, job.trusted.y, groups=job.mixed.groups)
+
+    found = _watched(fit)
+    before = fit(ways=["everything"]).score(demo.test_x, demo.test_y)
+    after = found.score(demo.test_x, demo.test_y)
+    flagged = found.suggested_ != found.classes_[found._given]
+    precision = float(demo.wrong[flagged].mean()) if flagged.any() else 0.0
+    recall = float(flagged[demo.wrong].mean())
+    known = {"precision": precision, "recall": recall, "accuracy_before": before, "accuracy_after": after}
+    _end(out, found, job, "Which labels to trust: a demonstration", {"demo": known})
+    say(
+        f"Of the flagged labels {100 * precision:.0f} % are wrong indeed, and of the wrong ones {100 * recall:.0f} % "
+        f"are flagged. Accuracy on {len(demo.test_y)} test images: {100 * before:.1f} % before, {100 * after:.1f} % "
+        "after."
+    )
+
+
+def _job(data: Path | None, trusted: Path | None, columns: Any) -> Job:
+    from fsla.cleaning import job as jobs
+
+    if data is None:
+        raise ValueError("There must be data to look at: a file or a folder. Or give --demo.")
+    with console.status("reading"):
+        job = jobs.load(data, trusted, columns)
+        both = jobs.overlap(job)
+    if both:
+        complain(f"{both} samples are among the trusted ones too: what is said of them is no check of them.")
+    return job
+
+
+def _options(model: str, budget: float | None, seed: int, device: str) -> dict[str, Any]:
+    from fsla.checks import pick
+    from fsla.experiments.reproduce import device_of
+
+    pick(model, {"auto": 0, "linear": 0, "dense": 0, "cnn": 0}, "model")
+    options: dict[str, Any] = {"model": model, "random_state": seed, "device": str(device_of(device))}
+    if budget is not None:
+        end = time.monotonic() + 60 * budget
+        options["enough"] = lambda: time.monotonic() >= end
+    return options
+
+
+def _watched(fit: Callable[[], Any]) -> Any:
+    """Fits under a spinner; warnings become lines."""
+    with warnings.catch_warnings(record=True) as caught, console.status("training and comparing"):
+        warnings.simplefilter("always")
+        found = fit()
+    for text in dict.fromkeys(str(w.message) for w in caught if issubclass(w.category, UserWarning)):
+        complain(text)
+    return found
+
+
+def _end(out: Path, found: Any, job: Job, title: str, more: dict[str, object]) -> None:
+    from fsla.cleaning import job as jobs
+
+    say(jobs.write(out, found, job, title, more))
+    if hasattr(found, "weights_"):
+        width = max(5, *(len(str(name)) for name in found.weights_["group"]))
+        say(f"{'group':<{width}}  samples  weight  between     verdict")
+        for row in found.weights_.head(20).to_dict("records"):
+            say(
+                f"{row['group']!s:<{width}}  {row['samples']:>7}  {row['weight']:>6.2f}  "
+                f"{row['low']:.2f} - {row['high']:.2f}  {row['verdict']}"
+            )
+    say(f"The report: {out / 'report.html'}")
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(name.strip() for name in text.split(",") if name.strip())
