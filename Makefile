@@ -8,6 +8,7 @@ READY := $(VENV)/.ready
 
 demo: $(READY)
 	rm -rf out/demo
+	$(BIN)/fsla clean --demo --out out/demo/clean
 	$(BIN)/fsla reproduce synthetic --seeds 3 --out out/demo/synthetic
 	$(BIN)/fsla reproduce overview --scale smoke --out out/demo/cleaning
 

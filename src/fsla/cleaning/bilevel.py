@@ -1,4 +1,8 @@
-"""Weights of groups or samples by FSLA: the model minimises the weighted loss, the weights the trusted loss."""
+"""Weights of groups or samples by FSLA: the model minimises the weighted loss, the weights the trusted loss.
+
+The weighted loss is a weighted mean: only how weights compare matters. Were it a sum, the size of all of them would be
+one more penalty on the network, and that may be best small.
+"""
 
 from __future__ import annotations
 
@@ -13,12 +17,13 @@ from fsla.weights import SampleWeights
 
 BATCH = 256
 DECAY = 1e-2
-"""Adam's weight decay, of which v knows. Without any, a long run learns wrong labels by heart and v never settles."""
+"""Adam's weight decay, of which v knows. Without any, a run learns wrong labels by heart and v never settles."""
 RECORD = 50
+SHOWN = 50
 
 
 class Weighed(NamedTuple):
-    """Weights, and the trusted loss and the weights on the way (of up to 50 weights)."""
+    """Weights, the mean over the second half of a run; and the trusted loss and the weights on the way (up to 50)."""
 
     weights: Tensor
     curve: list[tuple[int, float, list[float]]]
@@ -37,7 +42,7 @@ def learn(material: Material, index: Tensor, count: int) -> Weighed:
     def inner_loss(model: nn.Module, weights: SampleWeights, i: Tensor) -> Tensor:
         losses = material.losses(model(material.x[i]), material.y[i])
         weight: Tensor = weights(index[i])
-        return (weight * losses).mean()
+        return (weight * losses).sum() / weight.sum()
 
     def outer_loss(model: nn.Module, weights: SampleWeights, j: Tensor) -> Tensor:
         return material.losses(model(material.trusted_x[j]), material.trusted_y[j]).mean()
@@ -47,11 +52,21 @@ def learn(material: Material, index: Tensor, count: int) -> Weighed:
     draw = torch.Generator(material.device).manual_seed(material.seed)
     trusted = len(material.trusted_x)
     curve = []
+    mean = torch.zeros_like(weights.logit)
+    late = steps // 2
     for k in range(steps):
         i = torch.randint(len(material), (BATCH,), generator=draw, device=material.device)
         j = torch.randint(trusted, (min(BATCH, trusted),), generator=draw, device=material.device)
         info = opt.step(i, j, seed=1_000_003 * material.seed + k)
+        if k >= late:
+            mean += weights.logit.detach() / (steps - late)
         if k % RECORD == 0 or k == steps - 1:
-            curve.append((k, float(info.outer_loss), weights.values.tolist() if count <= 50 else []))
+            curve.append((k, float(info.outer_loss), compared(weights.values).tolist() if count <= SHOWN else []))
     material.progress()
-    return Weighed(weights.values, curve)
+    return Weighed(compared(mean.sigmoid()), curve)
+
+
+def compared(weights: Tensor) -> Tensor:
+    """Weights as shares of the largest ones: the mean of the upper tenth."""
+    upper = weights.sort(descending=True).values[: max(1, len(weights) // 10)].mean()
+    return (weights / upper).clamp(max=1.0)

@@ -19,8 +19,8 @@ from fsla.checks import pick, whole_number
 from fsla.cleaning import store, tables
 from fsla.cleaning.choice import FOLDS, Choice, choose
 from fsla.cleaning.inputs import Array, coded, column, features, pick_device, scaling, spread
-from fsla.cleaning.material import Material, mean_answer
-from fsla.cleaning.networks import bilevel_steps, maker, rate
+from fsla.cleaning.material import BILEVEL_STEPS, Material, mean_answer
+from fsla.cleaning.networks import maker, rate
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -103,7 +103,7 @@ class _Trusting(BaseEstimator):  # type: ignore[misc]
             int(check_random_state(self.random_state).randint(2**20)),
             rate(self.model, self._shape),
             self.steps,
-            self.bilevel_steps or bilevel_steps(self.model, self._shape),
+            self.bilevel_steps or BILEVEL_STEPS,
             isinstance(self.model, str),
         )
         choice = choose(

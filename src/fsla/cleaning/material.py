@@ -13,6 +13,8 @@ from torch.nn.functional import cross_entropy
 
 from fsla.cleaning.networks import Maker
 
+BILEVEL_STEPS = 1000
+"""In which FSLA learns the weights of groups or samples."""
 THREADED = 4096
 """Numbers of a sample from which a pass on a CPU is worth more than one thread."""
 BATCH = 128
@@ -21,7 +23,7 @@ LEAST_STEPS = 300
 MOST_STEPS = 8000
 USUAL_STEPS = 800
 EPOCHS = 40
-LEAST_EPOCHS = 3
+LEAST_EPOCHS = 1
 WARM_UP = 3
 PREDICT = 8192
 """Samples of one forward pass outside of training."""
@@ -43,7 +45,7 @@ class Material:
     rate: float = 1e-3
     """Adam's."""
     steps: int | None = None
-    bilevel_steps: int = 1000
+    bilevel_steps: int = BILEVEL_STEPS
     small: bool = False
     """Whether the network is one of our own, which may be captured in a CUDA graph and need one thread on a CPU."""
     progress: Callable[[], None] = lambda: None

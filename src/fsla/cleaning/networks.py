@@ -41,9 +41,6 @@ KINDS = {"linear": linear, "dense": dense, "cnn": cnn}
 RATES = {"linear": 1e-2, "dense": 3e-3}
 """Adam's, and of all others:"""
 USUAL_RATE = 1e-3
-SOON = 1000
-LATE = 2000
-"""Steps in which FSLA learns the weights of groups or samples: with a linear or dense network, and with any other."""
 
 
 def named(model: Any, shape: tuple[int, ...]) -> Any:
@@ -68,11 +65,6 @@ def maker(model: Any, shape: tuple[int, ...], outputs: int) -> Maker:
 def rate(model: Any, shape: tuple[int, ...]) -> float:
     kind = named(model, shape)
     return RATES.get(kind, USUAL_RATE) if isinstance(kind, str) else USUAL_RATE
-
-
-def bilevel_steps(model: Any, shape: tuple[int, ...]) -> int:
-    kind = named(model, shape)
-    return SOON if isinstance(kind, str) and kind in RATES else LATE
 
 
 def _size(shape: tuple[int, ...]) -> int:

@@ -13,7 +13,7 @@ from fsla.cleaning.inputs import Array
 if TYPE_CHECKING:
     import pandas as pd
 
-KEEP = 0.5
+KEEP = 0.3
 """The weight from which a group is kept."""
 
 

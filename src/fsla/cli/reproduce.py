@@ -95,6 +95,35 @@ def automatic(
     _show(out, summary, [])
 
 
+@reproduce.command()
+@interruptible(RESUMES)
+def weights(
+    out: Out,
+    scale: Annotated[
+        str, typer.Option(help="'smoke': minutes on a laptop, offline. 'paper': Fashion-MNIST, hours on a GPU.")
+    ] = "smoke",
+    seeds: Annotated[int, typer.Option(min=1, help="Number of runs with other data.")] = 1,
+    kinds: Annotated[str, typer.Option(help="Only of these kinds, with commas: sources, uniform, pair …")] = "",
+    data_dir: DataDir = None,
+    device: Device = "auto",
+) -> None:
+    """Not in the paper: which data to trust, measured on data made bad on purpose, against the alternatives."""
+    from fsla.experiments.data_weights import WeightsSpec, reproduce
+    from fsla.experiments.reproduce import device_of
+
+    spec = WeightsSpec(scale, seeds, tuple(kind.strip() for kind in kinds.split(",") if kind.strip()))
+    with run_bar() as progress:
+        task = progress.add_task("weights", total=None)
+        summary = reproduce(
+            out,
+            spec,
+            data_dir=data_dir,
+            device=device_of(device),
+            report=lambda name, done, total: progress.update(task, description=name, completed=done, total=total),
+        )
+    _show(out, summary, [])
+
+
 def _cleaning(plan: Plan) -> None:
     import torch
 

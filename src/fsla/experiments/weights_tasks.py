@@ -131,6 +131,28 @@ def sources(images: Images, seed: int, rate: float, trusted: int, count: int, ot
     return draw.mixed(rows, y, draw.order[count : count + trusted], x=x, wrong=wrong, groups=source)
 
 
+def regression(images: Images, seed: int, rate: float, trusted: int, count: int) -> Mixed:
+    """Numbers from a smooth function of ten features, of ten sources as in `sources`: careless ones report another
+    sample's number, one is shifted, one swaps two features, two follow another function, one has reversed features."""
+    generator = torch.Generator().manual_seed(seed)
+    total = count + trusted + 2000
+    x = torch.rand(total, 10, generator=generator)
+    y = _smooth(x) + 0.1 * torch.randn(total, generator=generator)
+    given = y[:count].clone()
+    own = x[:count].clone()
+    source = torch.arange(count) % SOURCES
+    careless = ((source == 2) | (source == 3)) & (torch.rand(count, generator=generator) < rate)
+    given[careless] = given[torch.randint(count, (int(careless.sum()),), generator=generator)]
+    given[source == 4] += 1.0
+    given[source == 5] = _smooth(x[:count][source == 5][:, [3, 4, 2, 0, 1, 5, 6, 7, 8, 9]])
+    foreign = (source == 6) | (source == 7)
+    given[foreign] = (x[:count][foreign] @ torch.linspace(-1, 1, 10)) / 2
+    own[source == 8] = 1 - own[source == 8]
+    held = slice(count, count + trusted)
+    wrong = ~torch.isin(source, torch.tensor(RIGHT))
+    return Mixed(own, given, wrong, x[held], y[held], x[count + trusted :], y[count + trusted :], source)
+
+
 KINDS: dict[str, Callable[..., Mixed]] = {
     "uniform": uniform,
     "pair": pair,
@@ -138,12 +160,19 @@ KINDS: dict[str, Callable[..., Mixed]] = {
     "imbalanced": imbalanced,
     "instance": instance,
     "sources": sources,
+    "regression": regression,
 }
 
 
 def make(kind: str, images: Images, seed: int, rate: float, trusted: int, count: int, other: Images | None) -> Mixed:
     draw = pick(kind, KINDS, "kind of mixed data")
     return draw(images, seed, rate, trusted, count, **({"other": other} if kind == "sources" else {}))
+
+
+def _smooth(x: Tensor) -> Tensor:
+    """Friedman's first function, brought to mean 0 and spread 1 or so; five of the ten features do not matter."""
+    waves = 10 * torch.sin(torch.pi * x[:, 0] * x[:, 1]) + 20 * (x[:, 2] - 0.5).square()
+    return (waves + 10 * x[:, 3] + 5 * x[:, 4] - 14.4) / 4.9
 
 
 def _flipped(draw: _Draw, order: Tensor, rate: float, trusted: int, count: int) -> Mixed:
