@@ -14,7 +14,7 @@ from torch import nn
 
 import fsla
 from fsla.cleaning import transition
-from fsla.cleaning.choice import choose, split
+from fsla.cleaning.choice import Candidate, choose, split
 from fsla.cleaning.material import Material, cross_fit, evident, given, soft, train
 from fsla.cleaning.networks import maker
 from fsla.cleaning.ways import Bench, usual, ways
@@ -240,9 +240,22 @@ def test_ways_share_what_they_have_in_common():
 
 def test_the_best_on_held_out_trusted_samples_is_chosen_and_time_may_end():
     choice = choose(material(), names=["everything", "mended labels"], enough=lambda: True)
-    assert [len(c.scores) for c in choice.candidates] == [1, 1]
+    assert [len(c.held) for c in choice.candidates] == [1, 1]
     assert choice.chosen is max(choice.candidates, key=lambda c: c.score)
     assert choice.outcome.belief.shape == (400, 3)
+
+
+def test_being_right_counts_more_than_being_modest():
+    """Of two candidates the one that errs less is taken, however sure it is of itself."""
+    torch.manual_seed(0)
+    truths = torch.randint(3, (300,))
+    modest = Candidate("modest", [(torch.full((300, 3), 1 / 3), truths)])
+    seen = torch.where(torch.rand(300) < 0.9, truths, (truths + 1) % 3)
+    sure = Candidate("sure", [(nn.functional.one_hot(seen, 3).float().clamp(min=1e-9), truths)])
+    assert sure.score > modest.score
+    assert sure.temperature > 4
+    certain = (0.9 * nn.functional.one_hot(seen, 3).float() + 0.1 / 3, truths)
+    assert 0.8 < Candidate("calibrated", [certain]).temperature < 1.6
 
 
 # ------------------------------------------------------------------------------------------------------- estimators

@@ -18,6 +18,11 @@ from fsla.weights import SampleWeights
 BATCH = 256
 DECAY = 1e-2
 """Adam's weight decay, of which v knows. Without any, a run learns wrong labels by heart and v never settles."""
+KEPT = 2.0
+PULL = 0.005
+"""A logit is drawn towards KEPT, so slowly that evidence against a group outdoes it, and chance does not."""
+FALL = 300.0
+"""As λ's own steps fall."""
 RECORD = 50
 SHOWN = 50
 
@@ -53,11 +58,14 @@ def learn(material: Material, index: Tensor, count: int) -> Weighed:
     trusted = len(material.trusted_x)
     curve = []
     mean = torch.zeros_like(weights.logit)
+    kept = torch.full_like(mean, KEPT)
     late = steps // 2
     for k in range(steps):
         i = torch.randint(len(material), (BATCH,), generator=draw, device=material.device)
         j = torch.randint(trusted, (min(BATCH, trusted),), generator=draw, device=material.device)
         info = opt.step(i, j, seed=1_000_003 * material.seed + k)
+        with torch.no_grad():
+            weights.logit.lerp_(kept, PULL * info.gate / (1 + k / FALL) ** 0.5)  # type: ignore[operator]
         if k >= late:
             mean += weights.logit.detach() / (steps - late)
         if k % RECORD == 0 or k == steps - 1:

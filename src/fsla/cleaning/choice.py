@@ -15,23 +15,47 @@ from fsla.cleaning.material import Material, threads
 from fsla.cleaning.ways import Bench, Outcome, usual, ways
 
 FOLDS = 3
+TEMPERATURES = tuple(2 ** (step / 4) for step in range(-12, 13))
 
 
 @dataclass
 class Candidate:
-    """A way, and the log-likelihood of the trusted samples that each fold held out."""
+    """A way, and what it said of the trusted samples that each fold held out."""
 
     name: str
-    scores: list[float] = field(default_factory=list)
-    """A mean for each fold."""
+    held: list[tuple[Tensor, Tensor]] = field(default_factory=list)
+    """Answers and truths, of each fold."""
     errors: list[float] = field(default_factory=list)
     """The share of wrong answers, or the root mean squared error, of each fold."""
     rates: list[float] = field(default_factory=list)
     """The share of wrong labels that each fold found."""
 
     @property
+    def temperature(self) -> float:
+        """How much too sure its probabilities are: p^(1/T) is most likely. Of a regression it is 1."""
+        return max(TEMPERATURES, key=self._likelihood) if self._classifies else 1.0
+
+    @property
     def score(self) -> float:
-        return sum(self.scores) / len(self.scores) if self.scores else -math.inf
+        """The mean log-likelihood of a trusted sample, at the best temperature.
+
+        Without that a network that learnt from wrong labels, and so is never sure, would win over one that is right
+        more often.
+        """
+        return self._likelihood(self.temperature)
+
+    @property
+    def _classifies(self) -> bool:
+        return self.held[0][0].ndim == 2
+
+    def _likelihood(self, temperature: float) -> float:
+        answers = torch.cat([answers for answers, _ in self.held])
+        truths = torch.cat([truths for _, truths in self.held])
+        if not self._classifies:
+            squared = float((answers - truths).square().mean())
+            return -0.5 * math.log(2 * math.pi * math.e * max(squared, 1e-12))
+        logs = (answers.clamp(min=1e-9).log() / temperature).log_softmax(1)
+        return float(logs.gather(1, truths[:, None]).mean())
 
 
 @dataclass
@@ -92,16 +116,14 @@ def _choose(material: Material, names: Sequence[str] | None, folds: int, repeats
 def judge(candidate: Candidate, outcome: Outcome, material: Material, held: Tensor) -> None:
     """Scores an outcome on trusted samples that it was not shown."""
     answers = outcome.fit.answers(material.trusted_x[held])
-    y = material.trusted_y[held]
+    truths = material.trusted_y[held]
+    candidate.held.append((answers, truths))
     if material.classes:
-        candidate.scores.append(float(answers.gather(1, y[:, None]).clamp(min=1e-6).log().mean()))
-        candidate.errors.append(float((answers.argmax(1) != y).float().mean()))
+        candidate.errors.append(float((answers.argmax(1) != truths).float().mean()))
         assert outcome.belief is not None
         candidate.rates.append(float(1 - outcome.belief.gather(1, material.y[:, None]).mean()))
     else:
-        squared = float((answers - y).square().mean())
-        candidate.scores.append(-0.5 * math.log(2 * math.pi * math.e * max(squared, 1e-12)))
-        candidate.errors.append(squared**0.5)
+        candidate.errors.append(float((answers - truths).square().mean()) ** 0.5)
 
 
 def split(material: Material, folds: int) -> list[Tensor]:

@@ -116,6 +116,7 @@ class _Trusting(BaseEstimator):  # type: ignore[misc]
         self.candidates_ = tables.candidates(choice)
         self.chosen_ = choice.chosen.name
         self._networks = choice.outcome.fit.networks
+        self._temperature = choice.chosen.temperature
         self._numbers = numbers
         self._choice = choice
         if self._groups is not None:
@@ -143,7 +144,10 @@ class _Trusting(BaseEstimator):  # type: ignore[misc]
             )
         device = pick_device(self.device)
         classes = len(self.classes_) if hasattr(self, "classes_") else 0
-        found: Array = mean_answer(self._networks, self._scaling(x, device), classes).double().cpu().numpy()
+        answers = mean_answer(self._networks, self._scaling(x, device), classes).double()
+        if classes:
+            answers = (answers.clamp(min=1e-9).log() / self._temperature).softmax(1)
+        found: Array = answers.cpu().numpy()
         return found
 
     def save(self, path: str | Path) -> None:

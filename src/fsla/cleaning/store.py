@@ -16,7 +16,17 @@ from fsla.cleaning.networks import maker, named
 from fsla.files import write_bytes
 
 FORMAT = "fsla.cleaning 1"
-PLAIN = ("chosen_", "n_features_in_", "noise_rate_", "noise_rate_interval_", "task_", "_offset", "_unit", "_shape")
+PLAIN = (
+    "chosen_",
+    "n_features_in_",
+    "noise_rate_",
+    "noise_rate_interval_",
+    "task_",
+    "_offset",
+    "_unit",
+    "_shape",
+    "_temperature",
+)
 TABLES = ("weights_", "candidates_")
 ARRAYS = ("label_quality_", "suggested_probability_", "_suggested", "transition_", "sample_weight_", "_given")
 

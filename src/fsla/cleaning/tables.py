@@ -25,7 +25,7 @@ def candidates(choice: Choice) -> pd.DataFrame:
             "way": candidate.name,
             "log_likelihood": candidate.score,
             "error": float(np.mean(candidate.errors)),
-            "folds": len(candidate.scores),
+            "folds": len(candidate.held),
             "chosen": candidate is choice.chosen,
         }
         for candidate in choice.candidates

@@ -166,7 +166,13 @@ KINDS: dict[str, Callable[..., Mixed]] = {
 
 def make(kind: str, images: Images, seed: int, rate: float, trusted: int, count: int, other: Images | None) -> Mixed:
     draw = pick(kind, KINDS, "kind of mixed data")
-    return draw(images, seed, rate, trusted, count, **({"other": other} if kind == "sources" else {}))
+    data = draw(images, seed, rate, trusted, count, **({"other": other} if kind == "sources" else {}))
+    if len(data.y) < count or len(data.trusted_y) < trusted:
+        raise ValueError(
+            f"The data set must have {count} samples and {trusted} trusted ones of the kind {kind!r}. It has "
+            f"{len(data.y)} and {len(data.trusted_y)}."
+        )
+    return data
 
 
 def _smooth(x: Tensor) -> Tensor:
