@@ -36,7 +36,7 @@ def test_a_task_is_drawn_from_its_seed_and_keeps_its_parts_apart(kind):
 
 
 def test_a_data_set_that_is_too_small_is_said():
-    with pytest.raises(ValueError, match="must have 1200 samples and 50 trusted ones of the kind 'tail'. It has"):
+    with pytest.raises(ValueError, match="must have 1200 samples and 50 trusted ones of the kind 'tail'"):
         make("tail", DIGITS, 3, 0.4, 50, 1200, None)
 
 
