@@ -290,6 +290,67 @@ def test_several_outer_modules_and_parameters():
     assert all(p.item() != 0 for p in penalties)
 
 
+class Augmentation(nn.Module):
+    """Adds noise of a learnt strength."""
+
+    def __init__(self):
+        super().__init__()
+        self.strength = nn.Parameter(torch.tensor(-1.0, dtype=F64))
+
+    def loss(self, model, batch):
+        x, y = batch
+        return cross_entropy(model, (x + self.strength.exp() * torch.randn_like(x), y)).mean()
+
+
+class LearntLoss(nn.Module):
+    """A small network of the logits and the label says how bad an answer is."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(3)
+        self.net = nn.Sequential(nn.Linear(6, 4), nn.Tanh(), nn.Linear(4, 1)).to(F64)
+
+    def loss(self, model, batch):
+        x, y = batch
+        told = torch.cat([model(x), nn.functional.one_hot(y, 3).to(F64)], 1)
+        return cross_entropy(model, batch).mean() + self.net(told).square().mean()
+
+
+class PenaltyOfEachParameter(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.logs = nn.ParameterList([nn.Parameter(torch.full_like(p, -4.0)) for p in network().parameters()])
+
+    def loss(self, model, batch):
+        ridge = sum((c.exp() * p.square()).sum() for c, p in zip(self.logs, model.parameters(), strict=True))
+        return cross_entropy(model, batch).mean() + ridge
+
+
+@pytest.mark.parametrize("kind", [Augmentation, LearntLoss, PenaltyOfEachParameter])
+def test_whatever_the_inner_loss_reads_is_learnt(kind):
+    """By exact products and by differences alike: random passes of a step draw the same numbers."""
+    found = []
+    for products in ("exact", "difference"):
+        outer = kind()
+        opt = FSLA(
+            network(),
+            outer,
+            inner_loss=lambda m, o, b: o.loss(m, b) + 0.01 * sum(p.square().sum() for p in m.parameters()),
+            outer_loss=lambda m, o, b: cross_entropy(m, b).mean(),
+            products=products,
+            **manual(),
+        )
+        for k in range(5):
+            opt.step(*batches(k), seed=k)
+        found.append((torch.cat([p.detach().flatten() for p in outer.parameters()]), opt.hypergradient))
+    (a, d), (b, e) = found
+    start = torch.cat([p.detach().flatten() for p in kind().parameters()])
+    assert float((a - start).norm()) > 1e-4
+    torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-7)
+    for name, t in d.items():
+        torch.testing.assert_close(t, e[name], rtol=1e-4, atol=1e-6)
+
+
 def test_a_model_without_second_derivative_takes_differences_and_says_so_once():
     class Once(torch.autograd.Function):
         @staticmethod
