@@ -69,7 +69,10 @@ class Bench:
         return torch.bincount(self.material.trusted_y, minlength=self.material.classes) > 0
 
     def trusted_alone(self) -> Outcome:
-        return self._outcome(self.alone, torch.zeros(len(self.material), device=self.material.device))
+        fit = self.alone
+        if self.material.classes:
+            return self._outcome(fit, self._believed(fit.unseen))
+        return self._outcome(fit, torch.zeros(len(self.material), device=self.material.device))
 
     def everything(self) -> Outcome:
         return self._trained(None)
