@@ -1,6 +1,7 @@
 """Which data to trust: weights as modules, the estimators, and what they are made of."""
 
 import warnings
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -15,8 +16,9 @@ from torch import nn
 import fsla
 from fsla.cleaning import transition
 from fsla.cleaning.choice import Candidate, choose, split
-from fsla.cleaning.material import Material, cross_fit, evident, given, soft, train
-from fsla.cleaning.networks import maker
+from fsla.cleaning.material import Material, evident, given, soft
+from fsla.cleaning.networks import maker, stacked
+from fsla.cleaning.training import Lessons, cross_fit, train
 from fsla.cleaning.ways import Bench, usual, ways
 
 QUICK = {"steps": 40, "bilevel_steps": 20, "folds": 2, "random_state": 0, "device": "cpu"}
@@ -121,10 +123,9 @@ def material(**more):
     clean_x, clean_y = blobs(60, 9)
     names, numbers = np.unique(group, return_inverse=True)
     data = {
-        "x": torch.from_numpy(x),
-        "y": torch.from_numpy(y),
-        "trusted_x": torch.from_numpy(clean_x),
-        "trusted_y": torch.from_numpy(clean_y),
+        "x": torch.from_numpy(np.concatenate([x, clean_x])),
+        "y": torch.from_numpy(np.concatenate([y, clean_y])),
+        "mixed": len(x),
         "classes": 3,
         "make": maker("linear", (6,), 3),
         "groups": torch.from_numpy(numbers),
@@ -176,24 +177,67 @@ def test_the_t_of_a_small_group_is_drawn_to_the_common_one():
 
 def test_the_three_losses_agree_where_labels_are_certain():
     m = material()
-    outputs = torch.randn(10, 3)
-    rows = torch.arange(10)
-    onehot = nn.functional.one_hot(m.y, 3).float()
-    expected = nn.functional.cross_entropy(outputs, m.y[:10], reduction="none")
-    for losses in (given(m), soft(onehot), evident(onehot)):
-        torch.testing.assert_close(losses(outputs, rows), expected)
+    outputs = torch.randn(2, 10, 3)
+    rows = torch.arange(20).view(2, 10)
+    onehot = nn.functional.one_hot(m.given, 3).float()
+    views = torch.stack([onehot, torch.full_like(onehot, 1 / 3), onehot])
+    expected = nn.functional.cross_entropy(outputs.flatten(0, 1), m.y[:20], reduction="none").view(2, 10)
+    for losses in (given(m), soft(views), evident(views)):
+        torch.testing.assert_close(losses(outputs, torch.tensor([[0], [2]]), rows), expected)
 
 
 def test_samples_without_weight_are_not_learnt_from():
     """Half of the samples say the opposite; without weight they do not matter, bit by bit."""
     m = material()
     weight = (m.groups < 2).float()
-    nonsense = torch.where(weight > 0, m.y, (m.y + 1) % 3)
-    rows = torch.arange(len(m))
-    one = train(m, 0, rows, weight=weight)
-    other = train(Material(**{**vars(m), "y": nonsense}), 0, rows, weight=weight)
+    nonsense = m.y.clone()
+    nonsense[: m.mixed] = torch.where(weight > 0, m.given, (m.given + 1) % 3)
+    lessons = Lessons([0], torch.tensor([[0]]), [m.trusted], torch.ones(1, m.mixed, dtype=torch.bool), weight[None])
+    (one,) = train(m, lessons)
+    (other,) = train(replace(m, y=nonsense), lessons)
     for a, b in zip(one.parameters(), other.parameters(), strict=True):
         assert torch.equal(a, b)
+
+
+def test_networks_trained_at_once_learn_what_each_would_alone():
+    """Side by side, each network sees its own samples, trusted samples and labels, and nothing of the others'."""
+    m = material(make=maker("dense", (6,), 3), steps=30)
+    torch.manual_seed(0)
+    seen = torch.rand(3, m.mixed) < 0.5
+    weight = torch.rand(3, m.mixed)
+    labels = torch.rand(2, m.mixed, 3).softmax(-1)
+    shown = [m.trusted[:20], m.trusted[20:], m.trusted[:20]]
+    lessons = Lessons(range(3), torch.tensor([[0], [1], [0]]), shown, seen, weight)
+    together = train(m, lessons, soft(labels))
+    changed = replace(lessons, weight=torch.cat([weight[:2], 1 - weight[2:]]))
+    other = train(m, changed, soft(labels))
+    for number, same in enumerate([True, True, False]):
+        for a, b in zip(together[number].parameters(), other[number].parameters(), strict=True):
+            assert torch.equal(a, b) == same
+    relabelled = train(m, lessons, soft(torch.stack([labels[0], labels[1].flip(-1)])))
+    for number, same in enumerate([True, False, True]):
+        assert torch.equal(together[number].linear[0].weight, relabelled[number].linear[0].weight) == same
+
+
+def test_networks_side_by_side_answer_as_they_do_apart():
+    networks = [maker("dense", (2, 3), 4)() for _ in range(3)]
+    stack = stacked(networks)
+    x = torch.randn(3, 5, 2, 3)
+    apart = torch.stack([network(own) for network, own in zip(networks, x, strict=True)])
+    torch.testing.assert_close(stack(x), apart)
+    with torch.no_grad():
+        for p in stack.parameters():
+            p.mul_(2.0)
+    stack.unstack()
+    torch.testing.assert_close(stack(x), torch.stack([network(own) for network, own in zip(networks, x, strict=True)]))
+    assert stacked([*networks, nn.Linear(6, 4)]) is None
+
+
+def test_networks_that_cannot_be_stacked_are_trained_one_by_one():
+    m = material(make=lambda: nn.Sequential(nn.Linear(6, 3)), steps=5)
+    fit = cross_fit(m, [m.trusted[:30], m.trusted[30:]])
+    assert [len(own) for own in fit.networks] == [2, 2]
+    assert fit.unseen.shape == (2, 400, 3)
 
 
 def test_no_network_speaks_of_a_sample_that_it_saw():
@@ -201,19 +245,20 @@ def test_no_network_speaks_of_a_sample_that_it_saw():
     n = 60
     x = torch.eye(n)
     y = torch.arange(n) % 2
-    m = Material(x, y, torch.zeros(4, n), torch.tensor([0, 1, 0, 1]), 2, maker("linear", (n,), 2), steps=400)
-    fit = cross_fit(m, repeats=2)
-    assert len(fit.networks) == 4
-    unseen = fit.unseen[torch.arange(n), y]
+    both = (torch.cat([x, torch.zeros(4, n)]), torch.cat([y, torch.tensor([0, 1, 0, 1])]))
+    m = Material(*both, n, 2, maker("linear", (n,), 2), steps=400)
+    fit = cross_fit(m, [m.trusted], repeats=2)
+    assert len(fit.networks[0]) == 4
+    unseen = fit.unseen[0, torch.arange(n), y]
     assert unseen.max() < 0.6  # a remembered label would have a probability near 1
-    torch.testing.assert_close(fit.unseen.sum(1), torch.ones(n))
+    torch.testing.assert_close(fit.unseen.sum(2), torch.ones(1, n))
 
 
 def test_each_class_is_spread_over_the_folds():
     m = material()
     parts = split(m, 3)
-    assert sorted(torch.cat(parts).tolist()) == list(range(60))
-    counts = torch.stack([torch.bincount(m.trusted_y[part], minlength=3) for part in parts])
+    assert sorted(torch.cat(parts).tolist()) == list(range(400, 460))
+    counts = torch.stack([torch.bincount(m.y[part], minlength=3) for part in parts])
     assert (counts.max(0).values - counts.min(0).values).max() <= 1
 
 
@@ -221,8 +266,9 @@ def test_which_ways_apply():
     assert list(ways(material()))[4:] == ["group weights", "groups and labels", "sample weights"]
     assert "group weights" not in ways(material(groups=None))
     assert list(usual(material()))[-1] == "groups and labels"
-    assert list(usual(material(groups=None)))[-1] == "sample weights"
-    regression = material(classes=0, y=torch.randn(400), trusted_y=torch.randn(60), make=maker("linear", (6,), 1))
+    assert list(usual(material(groups=None)))[-1] == "mended labels"
+    regression = material(classes=0, y=torch.randn(460), make=maker("linear", (6,), 1))
+    assert list(usual(replace(regression, groups=None)))[-1] == "sample weights"
     assert list(ways(regression)) == [
         "trusted samples alone", "everything", "group weights", "sample weights",
     ]  # fmt: skip
@@ -240,9 +286,11 @@ def test_ways_share_what_they_have_in_common():
 
 def test_the_best_on_held_out_trusted_samples_is_chosen_and_time_may_end():
     choice = choose(material(), names=["everything", "mended labels"], enough=lambda: True)
-    assert [len(c.held) for c in choice.candidates] == [1, 1]
+    assert [c.name for c in choice.candidates] == ["everything"]
+    choice = choose(material(), names=["everything", "mended labels"])
+    assert [len(c.held) for c in choice.candidates] == [3, 3]
     assert choice.chosen is max(choice.candidates, key=lambda c: c.score)
-    assert choice.outcome.belief.shape == (400, 3)
+    assert choice.outcome.belief.shape == (1, 400, 3)
 
 
 def test_being_right_counts_more_than_being_modest():

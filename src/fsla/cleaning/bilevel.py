@@ -34,36 +34,36 @@ class Weighed(NamedTuple):
     curve: list[tuple[int, float, list[float]]]
 
 
-def learn(material: Material, index: Tensor, count: int) -> Weighed:
-    """One training run that learns the weights on the way; `index` is the number of each sample's weight.
+def learn(material: Material, index: Tensor, count: int, shown: Tensor, number: int = 0) -> Weighed:
+    """One training run that learns the weights on the way; `index` is the number of each sample's weight, and `shown`
+    are the rows of the trusted samples that it may see. Runs of other numbers draw other samples.
 
     The steps of v and of the weights are automatic; the network moves by Adam.
     """
     steps = material.bilevel_steps
-    network = material.network(0)
+    network = material.network(number)
     network.train()
     weights = SampleWeights(count).to(material.device)
 
     def inner_loss(model: nn.Module, weights: SampleWeights, i: Tensor) -> Tensor:
-        losses = material.losses(model(material.x[i]), material.y[i])
+        losses = material.losses(model(material.samples(i)), i)
         weight: Tensor = weights(index[i])
         return (weight * losses).sum() / weight.sum()
 
     def outer_loss(model: nn.Module, weights: SampleWeights, j: Tensor) -> Tensor:
-        return material.losses(model(material.trusted_x[j]), material.trusted_y[j]).mean()
+        return material.losses(model(material.samples(j)), j).mean()
 
     adam = torch.optim.Adam(network.parameters(), lr=material.rate, weight_decay=DECAY)
     opt = FSLA(network, weights, inner_loss=inner_loss, outer_loss=outer_loss, optimizer=adam, momentum="average")
-    draw = torch.Generator(material.device).manual_seed(material.seed)
-    trusted = len(material.trusted_x)
+    draw = torch.Generator(material.device).manual_seed(material.seed_of(number))
     curve = []
     mean = torch.zeros_like(weights.logit)
     kept = torch.full_like(mean, KEPT)
     late = steps // 2
     for k in range(steps):
-        i = torch.randint(len(material), (BATCH,), generator=draw, device=material.device)
-        j = torch.randint(trusted, (min(BATCH, trusted),), generator=draw, device=material.device)
-        info = opt.step(i, j, seed=1_000_003 * material.seed + k)
+        i = torch.randint(material.mixed, (BATCH,), generator=draw, device=material.device)
+        j = torch.randint(len(shown), (min(BATCH, len(shown)),), generator=draw, device=material.device)
+        info = opt.step(i, shown[j], seed=material.seed_of(steps * number + k))
         with torch.no_grad():
             weights.logit.lerp_(kept, PULL * info.gate / (1 + k / FALL) ** 0.5)  # type: ignore[operator]
         if k >= late:

@@ -65,6 +65,7 @@ class Choice:
     candidates: list[Candidate]
     chosen: Candidate
     outcome: Outcome
+    """Of one view, which has all trusted samples."""
     group_weights: Tensor | None
     """(folds, groups)"""
     curve: list[tuple[int, float, list[float]]]
@@ -81,10 +82,10 @@ def choose(
     repeats: int = 2,
     enough: Enough = lambda: False,
 ) -> Choice:
-    """Tries the ways on each fold, takes the best, and trains it again with all trusted samples.
+    """Tries the ways on all folds, takes the best, and trains it again with all trusted samples.
 
     The weight of a group is the mean over the folds, each of which learnt it from other trusted samples. `enough` says
-    that time is up: the folds that are left are skipped, but the first.
+    that time is up: the ways that are left are skipped, but for the first of them.
     """
     with threads(material):
         return _choose(material, names, folds, repeats, enough)
@@ -93,44 +94,47 @@ def choose(
 def _choose(material: Material, names: Sequence[str] | None, folds: int, repeats: int, enough: Enough) -> Choice:
     known = ways(material)
     tried = {name: pick(name, known, "way to train") for name in (names or usual(material))}
-    candidates = [Candidate(name) for name in tried]
-    weighed = []
     parts = split(material, folds)
-    for number, held in enumerate(parts):
-        if number and enough():
+    bench = Bench(material, [_without(parts, number) for number in range(folds)])
+    candidates: list[Candidate] = []
+    for name, way in tried.items():
+        if candidates and enough():
             break
-        rest = torch.cat([part for other, part in enumerate(parts) if other != number])
-        bench = Bench(material.with_trusted(rest, material.seed + number + 1))
-        for candidate in candidates:
-            judge(candidate, tried[candidate.name](bench), material, held)
-        if bench.groups is not None:
-            weighed.append(bench.groups)
+        candidates.append(_judged(name, way(bench), material, parts))
     best = max(candidates, key=lambda candidate: candidate.score)
+    weighed = list(bench.groups)
     groups = torch.stack([found.weights for found in weighed]) if weighed else None
     curve = weighed[0].curve if weighed else []
-    mean = None if groups is None else Weighed(groups.mean(0), curve)
+    mean = [] if groups is None else [Weighed(groups.mean(0), curve)]
     outcome = tried[best.name](Bench(material, repeats=repeats, groups=mean))
     return Choice(candidates, best, outcome, groups, curve)
 
 
-def judge(candidate: Candidate, outcome: Outcome, material: Material, held: Tensor) -> None:
-    """Scores an outcome on trusted samples that it was not shown."""
-    answers = outcome.fit.answers(material.trusted_x[held])
-    truths = material.trusted_y[held]
-    candidate.held.append((answers, truths))
-    if material.classes:
-        candidate.errors.append(float((answers.argmax(1) != truths).float().mean()))
-        assert outcome.belief is not None
-        candidate.rates.append(float(1 - outcome.belief.gather(1, material.y[:, None]).mean()))
-    else:
-        candidate.errors.append(float((answers - truths).square().mean()) ** 0.5)
+def _judged(name: str, outcome: Outcome, material: Material, parts: Sequence[Tensor]) -> Candidate:
+    """What a way says in each view of the trusted samples that it was not shown."""
+    candidate = Candidate(name)
+    for view, held in enumerate(parts):
+        answers = outcome.fit.answers(view, material.x[held])
+        truths = material.y[held]
+        candidate.held.append((answers, truths))
+        if material.classes:
+            candidate.errors.append(float((answers.argmax(1) != truths).float().mean()))
+            assert outcome.belief is not None
+            candidate.rates.append(float(1 - outcome.belief[view].gather(1, material.given[:, None]).mean()))
+        else:
+            candidate.errors.append(float((answers - truths).square().mean()) ** 0.5)
+    return candidate
 
 
 def split(material: Material, folds: int) -> list[Tensor]:
-    """Parts of the trusted samples' numbers, with each class spread over all of them."""
+    """Parts of the trusted samples' rows, with each class spread over all of them."""
+    rows = material.trusted
     draw = torch.Generator().manual_seed(material.seed)
-    order = torch.randperm(len(material.trusted_y), generator=draw)
+    order = torch.randperm(len(rows), generator=draw).to(rows.device)
     if material.classes:
-        order = order[material.trusted_y.cpu()[order].argsort(stable=True)]
-    order = order.to(material.device)
-    return [order[start::folds] for start in range(folds)]
+        order = order[material.y[rows[order]].argsort(stable=True)]
+    return [rows[order[start::folds]] for start in range(folds)]
+
+
+def _without(parts: Sequence[Tensor], number: int) -> Tensor:
+    return torch.cat([part for other, part in enumerate(parts) if other != number])

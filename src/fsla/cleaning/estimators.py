@@ -19,8 +19,9 @@ from fsla.checks import pick, whole_number
 from fsla.cleaning import store, tables
 from fsla.cleaning.choice import FOLDS, Choice, choose
 from fsla.cleaning.inputs import Array, coded, column, features, pick_device, scaling, spread
-from fsla.cleaning.material import BILEVEL_STEPS, Material, mean_answer
+from fsla.cleaning.material import BILEVEL_STEPS, Material
 from fsla.cleaning.networks import maker, rate
+from fsla.cleaning.training import mean_answer
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -50,78 +51,86 @@ class _Trusting(BaseEstimator):  # type: ignore[misc]
         self.ways = ways
         self.enough = enough
 
-    def _fit(self, X: Any, y: Any, groups: Any, trusted_x: Any, trusted_y: Any, names: str, regression: bool) -> Choice:
+    def _fit(
+        self, X: Any, y: Any, groups: Any, trusted: tuple[Any, Any], names: tuple[str, str], regression: bool
+    ) -> Choice:
+        """Checks what is given, tries the ways and keeps what the chosen one made; `names` are of the trusted data."""
+        for name in [name for name in vars(self) if name.endswith("_")]:
+            delattr(self, name)
+        x, given, clean, true = self._checked(X, y, trusted, names)
+        device = pick_device(self.device)
+        self.n_features_in_ = int(np.prod(x.shape[1:]))
+        self._shape = tuple(int(n) for n in x.shape[1:])
+        both = np.concatenate([x, clean])
+        self._scaling = scaling(both)
+        targets = self._numbers(given, true) if regression else self._labels(given, true)
+        classes = 0 if regression else len(self.classes_)
+        self._groups = None if groups is None else coded(column(groups, "groups", len(x)))
+        self._targets = targets[: len(x)]
+        material = Material(
+            self._scaling(both, device),
+            targets.to(device),
+            len(x),
+            classes,
+            maker(self.model, self._shape, max(1, classes)),
+            groups=None if self._groups is None else self._groups.numbers.to(device),
+            group_count=0 if self._groups is None else len(self._groups.names),
+            seed=int(check_random_state(self.random_state).randint(2**20)),
+            rate=rate(self.model, self._shape),
+            steps=self.steps,
+            bilevel_steps=self.bilevel_steps or BILEVEL_STEPS,
+            small=isinstance(self.model, str),
+        )
+        choice = choose(material, names=self.ways, folds=self.folds, enough=self.enough or (lambda: False))
+        self.sample_weight_ = choice.outcome.weight[0].cpu().numpy()
+        self.candidates_ = tables.candidates(choice)
+        self.chosen_ = choice.chosen.name
+        self._networks = tuple(choice.outcome.fit.networks[0])
+        self._temperature = choice.chosen.temperature
+        self._choice = choice
+        if self._groups is not None:
+            self.weights_ = tables.weights(self._groups.names, self._groups.numbers, choice)
+        return choice
+
+    def _checked(
+        self, X: Any, y: Any, trusted: tuple[Any, Any], names: tuple[str, str]
+    ) -> tuple[Array, Array, Array, Array]:
         owner = type(self).__name__
         whole_number(self.folds, "folds", owner, least=2)
         if y is None:
             raise ValueError(f"{owner} requires y to be passed, but the target y is None.")
-        if trusted_x is None or trusted_y is None:
+        if any(part is None for part in trusted):
             raise ValueError(
-                f"{owner} learns what to trust from samples that are trusted: give {names}, some hundred "
+                f"{owner} learns what to trust from samples that are trusted: give {' and '.join(names)}, some hundred "
                 "samples with labels that were checked."
             )
         x = features(X, "X")
-        clean = features(trusted_x, names.split(" ")[0], x.shape[1:])
+        clean = features(trusted[0], names[0], x.shape[1:])
         given = column(y, "y", len(x))
-        true = column(trusted_y, names.split(" ")[-1], len(clean))
+        true = column(trusted[1], names[1], len(clean))
         if len(clean) < 2 * self.folds:
             raise ValueError(
                 f"There must be at least {2 * self.folds} trusted samples, {self.folds} folds of two; some hundred are "
                 f"better. Got {len(clean)} samples."
             )
-        device = pick_device(self.device)
-        self._scaling = scaling(np.concatenate([x, clean]) if len(x) < 100_000 else x)
-        classes = 0
-        if regression:
-            self._offset, self._unit = spread(true)
-            numbers = torch.as_tensor((given.astype(np.float64) - self._offset) / self._unit, dtype=torch.float32)
-            trusted = torch.as_tensor((true.astype(np.float64) - self._offset) / self._unit, dtype=torch.float32)
-        else:
-            check_classification_targets(given)
-            check_classification_targets(true)
-            both = coded(np.concatenate([given, true]))
-            self.classes_ = both.names
-            classes = len(both.names)
-            if classes < 2:
-                raise ValueError(f"There must be at least two classes. Got {classes} class: {both.names[0]!r}.")
-            numbers = both.numbers[: len(x)]
-            trusted = both.numbers[len(x) :]
-            self._say_what_is_missing(trusted, classes)
-        self.n_features_in_ = int(np.prod(x.shape[1:]))
-        self._shape = tuple(int(n) for n in x.shape[1:])
-        make = maker(self.model, self._shape, max(1, classes))
-        self._groups = None if groups is None else coded(column(groups, "groups", len(x)))
-        material = Material(
-            self._scaling(x, device),
-            numbers.to(device),
-            self._scaling(clean, device),
-            trusted.to(device),
-            classes,
-            make,
-            None if self._groups is None else self._groups.numbers.to(device),
-            0 if self._groups is None else len(self._groups.names),
-            int(check_random_state(self.random_state).randint(2**20)),
-            rate(self.model, self._shape),
-            self.steps,
-            self.bilevel_steps or BILEVEL_STEPS,
-            isinstance(self.model, str),
-        )
-        choice = choose(
-            material,
-            names=self.ways,
-            folds=self.folds,
-            enough=self.enough or (lambda: False),
-        )
-        self.sample_weight_ = choice.outcome.weight.cpu().numpy()
-        self.candidates_ = tables.candidates(choice)
-        self.chosen_ = choice.chosen.name
-        self._networks = choice.outcome.fit.networks
-        self._temperature = choice.chosen.temperature
-        self._numbers = numbers
-        self._choice = choice
-        if self._groups is not None:
-            self.weights_ = tables.weights(self._groups.names, self._groups.numbers, choice)
-        return choice
+        return x, given, clean, true
+
+    def _numbers(self, given: Array, true: Array) -> torch.Tensor:
+        """The targets of a regression, in units of the trusted ones' spread."""
+        self._offset, self._unit = spread(true)
+        both = (np.concatenate([given, true]).astype(np.float64) - self._offset) / self._unit
+        return torch.as_tensor(both, dtype=torch.float32)
+
+    def _labels(self, given: Array, true: Array) -> torch.Tensor:
+        """Labels as numbers of their classes."""
+        check_classification_targets(given)
+        check_classification_targets(true)
+        both = coded(np.concatenate([given, true]))
+        if len(both.names) < 2:
+            raise ValueError(f"There must be at least two classes. Got 1 class: {both.names[0]!r}.")
+        self.classes_ = both.names
+        self._say_what_is_missing(both.numbers[len(given) :], len(both.names))
+        return both.numbers
 
     def _say_what_is_missing(self, trusted: torch.Tensor, classes: int) -> None:
         seen = torch.bincount(trusted, minlength=classes) > 0
@@ -178,7 +187,7 @@ class HyperCleaner(ClassifierMixin, _Trusting):  # type: ignore[misc]
         device: "auto" takes a GPU where there is one.
         random_state: fixes every number.
         ways: those to try, by their names in `candidates_`; None tries all.
-        enough: a function that says when time is up; folds that are left are then skipped.
+        enough: a function that says when time is up; ways that are left are then skipped.
 
     Attributes:
         label_quality_: one number in [0, 1] a sample: the probability of its label; the lower, the worse.
@@ -193,17 +202,17 @@ class HyperCleaner(ClassifierMixin, _Trusting):  # type: ignore[misc]
 
     def fit(self, X: Any, y: Any, X_clean: Any = None, y_clean: Any = None, groups: Any = None) -> Self:
         """Learns from samples of mixed quality and from trusted ones; `groups` says where each sample came from."""
-        choice = self._fit(X, y, groups, X_clean, y_clean, "X_clean and y_clean", regression=False)
-        belief = choice.outcome.belief
-        assert belief is not None
+        choice = self._fit(X, y, groups, (X_clean, y_clean), ("X_clean", "y_clean"), regression=False)
+        assert choice.outcome.belief is not None
         assert choice.outcome.transition is not None
-        self._given = self._numbers.numpy()
-        self.label_quality_ = belief.cpu().gather(1, self._numbers[:, None])[:, 0].double().numpy()
+        belief = choice.outcome.belief[0]
+        self._given = self._targets.numpy()
+        self.label_quality_ = belief.cpu().gather(1, self._targets[:, None])[:, 0].double().numpy()
         probability, number = belief.max(1)
         self._suggested = number.cpu().numpy()
         self.suggested_ = self.classes_[self._suggested]
         self.suggested_probability_ = probability.double().cpu().numpy()
-        self.transition_ = choice.outcome.transition.double().cpu().numpy()
+        self.transition_ = choice.outcome.transition[0].double().cpu().numpy()
         self.noise_rate_ = float(1 - self.label_quality_.mean())
         self.noise_rate_interval_ = tables.interval(self.noise_rate_, choice.chosen.rates, self.label_quality_)
         return self
@@ -278,10 +287,12 @@ class DataWeigher(_Trusting):
     def fit(self, X: Any, y: Any, groups: Any = None, X_trusted: Any = None, y_trusted: Any = None) -> Self:
         """Learns a weight for each group; without groups, one for each sample."""
         pick(self.task, {"auto": 0, "classification": 0, "regression": 0}, "task")
-        self.task_ = self.task
-        if self.task == "auto" and y_trusted is not None:
-            self.task_ = "regression" if type_of_target(y_trusted).startswith("continuous") else "classification"
-        self._fit(X, y, groups, X_trusted, y_trusted, "X_trusted and y_trusted", self.task_ == "regression")
+        task = self.task
+        if task == "auto" and y_trusted is not None:
+            task = "regression" if type_of_target(y_trusted).startswith("continuous") else "classification"
+        regression = task == "regression"
+        self._fit(X, y, groups, (X_trusted, y_trusted), ("X_trusted", "y_trusted"), regression)
+        self.task_ = task
         return self
 
     def predict(self, X: Any) -> Array:

@@ -1,15 +1,18 @@
-"""What is given: data of mixed quality, trusted data, and how a network is trained on them."""
+"""What is given: samples of mixed quality and trusted ones, and the losses of a network on them.
+
+Several networks are trained at once. What is said of each of them has a first dimension: outputs are (networks, batch,
+classes), rows are (networks, batch). A view is a part of the trusted samples, and each network is of one view, which
+says which trusted samples it may see.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from typing import Self
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
 
 from fsla.cleaning.networks import Maker
 
@@ -17,29 +20,23 @@ BILEVEL_STEPS = 1000
 """In which FSLA learns the weights of groups or samples."""
 THREADED = 4096
 """Numbers of a sample from which a pass on a CPU is worth more than one thread."""
-BATCH = 128
-TRUSTED_BATCH = 64
-LEAST_STEPS = 300
-MOST_STEPS = 8000
-USUAL_STEPS = 800
-EPOCHS = 40
-LEAST_EPOCHS = 1
-WARM_UP = 3
 PREDICT = 8192
 """Samples of one forward pass outside of training."""
 
 
 @dataclass(frozen=True)
 class Material:
-    """Tensors on one device. Labels are numbers from 0 to classes - 1, or targets of a regression (classes = 0)."""
+    """Tensors on one device: the samples of mixed quality, and after them the trusted ones."""
 
     x: Tensor
     y: Tensor
-    trusted_x: Tensor
-    trusted_y: Tensor
+    """Numbers from 0 to classes - 1, or the targets of a regression (classes = 0)."""
+    mixed: int
+    """How many samples are of mixed quality."""
     classes: int
     make: Maker
     groups: Tensor | None = None
+    """Of the samples of mixed quality: from 0 to group_count - 1."""
     group_count: int = 0
     seed: int = 0
     rate: float = 1e-3
@@ -51,28 +48,60 @@ class Material:
     progress: Callable[[], None] = lambda: None
     """Called after each training."""
 
-    def __len__(self) -> int:
-        return len(self.x)
-
     @property
     def device(self) -> torch.device:
         return self.x.device
 
-    def with_trusted(self, rows: Tensor, seed: int) -> Self:
-        """The same with a part of the trusted samples, and another seed."""
-        return replace(self, trusted_x=self.trusted_x[rows], trusted_y=self.trusted_y[rows], seed=seed)
+    @property
+    def given(self) -> Tensor:
+        """The labels or targets of the samples of mixed quality."""
+        return self.y[: self.mixed]
 
-    def network(self, seed: int) -> nn.Module:
-        """A new network, drawn from the seed and this material's."""
+    @property
+    def trusted(self) -> Tensor:
+        """The rows of the trusted samples."""
+        return torch.arange(self.mixed, len(self.x), device=self.device)
+
+    def seed_of(self, number: int) -> int:
+        """A seed for one of the draws that this material's seed fixes."""
+        return 1_000_003 * self.seed + number
+
+    def network(self, number: int) -> nn.Module:
+        """A new network, drawn from its number and this material's seed."""
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(1_000_003 * self.seed + seed)
+            torch.manual_seed(self.seed_of(number))
             return self.make().to(self.device)
 
-    def losses(self, outputs: Tensor, y: Tensor) -> Tensor:
+    def samples(self, rows: Tensor) -> Tensor:
+        """x[rows], which is several times slower on a CPU."""
+        return self.x.index_select(0, rows.flatten()).view(*rows.shape, *self.x.shape[1:])
+
+    def losses(self, outputs: Tensor, rows: Tensor) -> Tensor:
         """One a sample, for labels or targets as they are given."""
+        y = self.y[rows]
         if self.classes:
-            return cross_entropy(outputs, y, reduction="none")
-        return 0.5 * (outputs[:, 0] - y).square()
+            return -outputs.log_softmax(-1).gather(-1, y[..., None])[..., 0]
+        return 0.5 * (outputs[..., 0] - y).square()
+
+
+Losses = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""Of outputs, the view of each network as a column, and rows: one a sample."""
+
+
+def given(material: Material) -> Losses:
+    """Takes the labels or targets as they are."""
+    return lambda outputs, views, rows: material.losses(outputs, rows)
+
+
+def soft(probabilities: Tensor) -> Losses:
+    """Takes the probability of each label, which each view sees in its own way."""
+    return lambda outputs, views, rows: -(outputs.log_softmax(-1) * probabilities[views, rows]).sum(-1)
+
+
+def evident(chances: Tensor) -> Losses:
+    """Takes e[view, i, c], the chance of i's given label were c the true one: -log Σ_c p(c | x) e[view, i, c]."""
+    logs = chances.clamp(min=1e-12).log()
+    return lambda outputs, views, rows: -(outputs.log_softmax(-1) + logs[views, rows]).logsumexp(-1)
 
 
 def answers(network: nn.Module, x: Tensor, classes: int) -> Tensor:
@@ -93,150 +122,3 @@ def threads(material: Material) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
-
-
-Losses = Callable[[Tensor, Tensor], Tensor]
-"""Of a network's outputs for some samples, and their rows: one a sample."""
-
-
-def given(material: Material) -> Losses:
-    """Takes the labels or targets as they are."""
-    return lambda outputs, rows: material.losses(outputs, material.y[rows])
-
-
-def soft(probabilities: Tensor) -> Losses:
-    """Takes the probability of each label."""
-    return lambda outputs, rows: cross_entropy(outputs, probabilities[rows], reduction="none")
-
-
-def evident(chances: Tensor) -> Losses:
-    """Takes e[i, c], the chance of sample i's given label were c the true one: -log Σ_c p(c | x) e[i, c]."""
-    logs = chances.clamp(min=1e-12).log()
-    return lambda outputs, rows: -(outputs.log_softmax(1) + logs[rows]).logsumexp(1)
-
-
-def train(
-    material: Material,
-    seed: int,
-    rows: Tensor | None = None,
-    *,
-    losses: Losses | None = None,
-    weight: Tensor | None = None,
-) -> nn.Module:
-    """A network trained by Adam on some samples, drawn in proportion to their weights, and on the trusted ones.
-
-    Without rows it is trained on the trusted samples alone.
-    """
-    network = material.network(seed)
-    device = material.device
-    on_gpu = device.type == "cuda"
-    optimizer = torch.optim.Adam(network.parameters(), lr=material.rate, fused=not on_gpu, capturable=on_gpu)
-    draw = torch.Generator(device).manual_seed(seed)
-    losses = given(material) if losses is None else losses
-    trusted = len(material.trusted_x)
-    share = 0.0
-    if rows is not None:
-        chances = torch.ones(len(rows), device=device) if weight is None else weight[rows]
-        share = float(chances.mean())
-        bounds = chances.cumsum(0, dtype=torch.float64)
-
-    def step() -> None:
-        optimizer.zero_grad()
-        j = torch.randint(trusted, (min(TRUSTED_BATCH, trusted),), generator=draw, device=device)
-        x = material.trusted_x[j]
-        if share > 0:
-            assert rows is not None
-            u = torch.rand(BATCH, generator=draw, device=device, dtype=torch.float64) * bounds[-1]
-            i = rows[torch.searchsorted(bounds, u).clamp(max=len(rows) - 1)]
-            x = torch.cat([material.x[i], x])
-        outputs = network(x)
-        loss = material.losses(outputs[len(x) - len(j) :], material.trusted_y[j]).mean()
-        if share > 0:
-            loss = loss + share * losses(outputs[: len(x) - len(j)], i).mean()
-        loss.backward()  # type: ignore[no-untyped-call]
-        optimizer.step()
-
-    network.train()
-    steps = _steps(material, rows)
-    if on_gpu and material.small:
-        _replay(step, steps, draw)
-    else:
-        for _ in range(steps):
-            step()
-    material.progress()
-    return network
-
-
-def _replay(step: Callable[[], None], steps: int, draw: torch.Generator) -> None:
-    """Takes steps as one CUDA graph, after a few that warm up: small networks cost their launches."""
-    side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        for _ in range(WARM_UP):
-            step()
-    torch.cuda.current_stream().wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    graph.register_generator_state(draw)
-    with torch.cuda.graph(graph):
-        step()
-    for _ in range(steps - WARM_UP):
-        graph.replay()
-
-
-def _steps(material: Material, rows: Tensor | None) -> int:
-    if material.steps is not None:
-        return material.steps
-    if rows is None:
-        return USUAL_STEPS // 2
-    few = max(LEAST_STEPS, EPOCHS * len(rows) // BATCH)
-    return min(few, MOST_STEPS, max(USUAL_STEPS, LEAST_EPOCHS * len(rows) // BATCH))
-
-
-@dataclass(frozen=True)
-class CrossFit:
-    """Networks, each trained without one part of the samples, and what they say of the parts they did not see."""
-
-    networks: tuple[nn.Module, ...]
-    classes: int
-    unseen: Tensor
-
-    def answers(self, x: Tensor) -> Tensor:
-        """The mean answer of all networks to new samples."""
-        return mean_answer(self.networks, x, self.classes)
-
-
-def mean_answer(networks: Iterable[nn.Module], x: Tensor, classes: int) -> Tensor:
-    return torch.stack([answers(network, x, classes) for network in networks]).mean(0)
-
-
-def cross_fit(
-    material: Material,
-    *,
-    losses: Losses | None = None,
-    weight: Tensor | None = None,
-    repeats: int = 1,
-    folds: int = 2,
-) -> CrossFit:
-    """Trains on all parts but one, for each part, `repeats` times with other parts."""
-    networks = []
-    unseen: Tensor | None = None
-    for repeat in range(repeats):
-        draw = torch.Generator().manual_seed(1_000_003 * material.seed + repeat)
-        part = (torch.randperm(len(material), generator=draw) % folds).to(material.device)
-        for fold in range(folds):
-            rows = torch.nonzero(part != fold)[:, 0]
-            network = train(material, folds * repeat + fold, rows, losses=losses, weight=weight)
-            networks.append(network)
-            left = part == fold
-            said = answers(network, material.x[left], material.classes) / repeats
-            if unseen is None:
-                unseen = said.new_zeros(len(material), *said.shape[1:])
-            unseen[left] += said
-    assert unseen is not None
-    return CrossFit(tuple(networks), material.classes, unseen)
-
-
-def trusted_alone(material: Material, networks: int = 3) -> CrossFit:
-    """Networks trained on the trusted samples alone, so that all others are unseen."""
-    made = tuple(train(material, seed) for seed in range(networks))
-    return CrossFit(made, material.classes, mean_answer(made, material.x, material.classes))

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from fsla.checks import pick
 
@@ -17,12 +18,27 @@ EMBEDDED = 256
 HIDDEN = 128
 
 
+class Dense(nn.Sequential):
+    """Linear layers with ReLU between them, of some sizes."""
+
+    def __init__(self, *sizes: int) -> None:
+        layers: list[nn.Module] = [nn.Flatten()]
+        for number, (inputs, outputs) in enumerate(pairwise(sizes)):
+            layers += [nn.ReLU()] if number else []
+            layers.append(nn.Linear(inputs, outputs))
+        super().__init__(*layers)
+
+    @property
+    def linear(self) -> list[nn.Linear]:
+        return [layer for layer in self if isinstance(layer, nn.Linear)]
+
+
 def linear(shape: tuple[int, ...], outputs: int) -> nn.Module:
-    return nn.Sequential(nn.Flatten(), nn.Linear(_size(shape), outputs))
+    return Dense(_size(shape), outputs)
 
 
 def dense(shape: tuple[int, ...], outputs: int) -> nn.Module:
-    return nn.Sequential(nn.Flatten(), nn.Linear(_size(shape), HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, outputs))
+    return Dense(_size(shape), HIDDEN, outputs)
 
 
 def cnn(shape: tuple[int, ...], outputs: int) -> nn.Module:
@@ -65,6 +81,37 @@ def maker(model: Any, shape: tuple[int, ...], outputs: int) -> Maker:
 def rate(model: Any, shape: tuple[int, ...]) -> float:
     kind = named(model, shape)
     return RATES.get(kind, USUAL_RATE) if isinstance(kind, str) else USUAL_RATE
+
+
+class Stack(nn.Module):
+    """Dense networks of one form, side by side: (networks, batch, ...) in, (networks, batch, outputs) out."""
+
+    def __init__(self, networks: Sequence[Dense]) -> None:
+        super().__init__()
+        self._originals = tuple(networks)
+        layers = list(zip(*(network.linear for network in networks), strict=True))
+        self.weights = nn.ParameterList(torch.stack([one.weight.detach() for one in own]) for own in layers)
+        self.biases = nn.ParameterList(torch.stack([one.bias.detach() for one in own]) for own in layers)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.flatten(2)
+        for number, (weight, bias) in enumerate(zip(self.weights, self.biases, strict=True)):
+            x = torch.baddbmm(bias[:, None], x.relu() if number else x, weight.mT)
+        return x
+
+    @torch.no_grad()
+    def unstack(self) -> None:
+        """Writes what was learnt into the networks."""
+        for number, network in enumerate(self._originals):
+            for layer, weight, bias in zip(network.linear, self.weights, self.biases, strict=True):
+                layer.weight.copy_(weight[number])
+                layer.bias.copy_(bias[number])
+
+
+def stacked(networks: Sequence[nn.Module]) -> Stack | None:
+    """The networks as one, where they are of `linear` or `dense`."""
+    dense = [network for network in networks if isinstance(network, Dense)]
+    return Stack(dense) if len(dense) == len(networks) else None
 
 
 def _size(shape: tuple[int, ...]) -> int:

@@ -18,28 +18,31 @@ SHARED = 20.0
 
 
 def chances(transition: Tensor, y: Tensor, groups: Tensor | None = None) -> Tensor:
-    """e[i, c] = T[c, y_i], of the one T or of that of each sample's group."""
-    return transition[:, y].T if groups is None else transition[groups, :, y]
+    """e[..., i, c] = T[..., c, y_i], of the one T or of that of each sample's group, T[..., g, c, y]."""
+    return transition[..., y].mT if groups is None else transition[..., groups, :, y].movedim(0, -2)
 
 
 def posterior(p: Tensor, e: Tensor) -> Tensor:
     """q(c | x, y) from p(c | x) and the chances of the given labels, a row a sample."""
     q = p.clamp(min=1e-12) * e
-    return q / q.sum(1, keepdim=True).clamp(min=torch.finfo(q.dtype).tiny)
+    return q / q.sum(-1, keepdim=True).clamp(min=torch.finfo(q.dtype).tiny)
 
 
 def estimate(
     p: Tensor, y: Tensor, checked: Tensor, weight: Tensor | None = None, prior: Tensor | None = None
 ) -> Tensor:
-    """T by EM; `checked` says of each class whether its labels can be checked."""
-    eye = torch.eye(p.shape[1], device=p.device, dtype=p.dtype)
+    """T by EM; `checked` says of each class whether its labels can be checked.
+
+    All but y may have further first dimensions, of several estimates at once.
+    """
+    eye = torch.eye(p.shape[-1], device=p.device, dtype=p.dtype)
     prior = DIAGONAL * eye + SMOOTH if prior is None else prior
-    allowed = torch.where(checked[:, None] & checked[None, :], 1.0, eye)
-    given = eye[y] if weight is None else weight[:, None] * eye[y]
+    allowed = torch.where(checked[..., :, None] & checked[..., None, :], 1.0, eye)
+    given = eye[y] if weight is None else weight[..., None] * eye[y]
     transition = _rows(allowed * (0.8 * eye + 0.2 / max(1, len(eye) - 1) * (1 - eye)))
     for _ in range(ITERATIONS):
         q = posterior(p, chances(transition, y))
-        transition = _rows(allowed * (q.T @ given + prior))
+        transition = _rows(allowed * (q.mT @ given + prior))
     return transition
 
 
@@ -51,10 +54,9 @@ def estimate_by_group(
     found = []
     for group in range(count):
         own = groups == group
-        few = None if weight is None else torch.ones_like(weight[own])
-        found.append(estimate(p[own], y[own], checked, few, SHARED * common))
-    return torch.stack(found)
+        found.append(estimate(p[..., own, :], y[own], checked, prior=SHARED * common))
+    return torch.stack(found, -3)
 
 
 def _rows(counts: Tensor) -> Tensor:
-    return counts / counts.sum(1, keepdim=True)
+    return counts / counts.sum(-1, keepdim=True)

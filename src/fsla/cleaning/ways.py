@@ -1,4 +1,4 @@
-"""The ways to train on data of mixed quality, from doing nothing to weights times mended labels; and their choice.
+"""The ways to train on data of mixed quality, from doing nothing to weights times mended labels.
 
     trusted samples alone    what can be had without the rest
     everything               doing nothing: all samples count alike
@@ -8,12 +8,13 @@
     groups and labels        both: labels mended within the groups that are kept
     sample weights           a weight for each sample, learnt by FSLA
 
-All are cross-fitted: what is said of a sample is said by networks that did not see it.
+All are cross-fitted: what is said of a sample is said by networks that did not see it. Each is gone for several views
+(parts of the trusted samples) at once, and what it makes has the view as its first dimension.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -22,7 +23,8 @@ from torch import Tensor
 
 from fsla.cleaning import transition
 from fsla.cleaning.bilevel import Weighed, learn
-from fsla.cleaning.material import CrossFit, Losses, Material, cross_fit, evident, soft, trusted_alone
+from fsla.cleaning.material import Losses, Material, evident, soft
+from fsla.cleaning.training import CrossFit, cross_fit, trusted_alone
 
 ROUNDS = 3
 ALONE = "trusted samples alone"
@@ -33,15 +35,15 @@ SAMPLES = "sample weights"
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a way of training made."""
+    """What a way of training made, for each view."""
 
     fit: CrossFit
     weight: Tensor
-    """Of each sample, in [0, 1]."""
+    """(views, mixed): of each sample, in [0, 1]."""
     belief: Tensor | None = None
-    """What each sample's label may be, a row of probabilities; None for regressions."""
+    """(views, mixed, classes): what each sample's label may be; None for regressions."""
     transition: Tensor | None = None
-    """T, the mean of the groups' where there are several."""
+    """(views, classes, classes): T, the mean of the groups' where there are several."""
 
 
 class Bench:
@@ -50,101 +52,111 @@ class Bench:
     def __init__(
         self,
         material: Material,
+        views: Sequence[Tensor] = (),
         *,
         repeats: int = 1,
-        groups: Weighed | None = None,
+        groups: Sequence[Weighed] = (),
     ) -> None:
         self.material = material
+        self.views = views or [material.trusted]
+        """The rows of the trusted samples that each view may see; by default one view of all of them."""
         self._repeats = repeats
         self.groups = groups
-        """What is known of the groups' weights, from the first way on that needed them."""
+        """What is known of the groups' weights in each view, from the first way on that needed them."""
 
     @cached_property
     def alone(self) -> CrossFit:
-        return trusted_alone(self.material)
+        return trusted_alone(self.material, self.views)
 
     @cached_property
     def checked(self) -> Tensor:
-        """Whether a class has a trusted sample, so that its labels can be checked."""
-        return torch.bincount(self.material.trusted_y, minlength=self.material.classes) > 0
+        """(views, classes): whether a class has a trusted sample, so that its labels can be checked."""
+        y = self.material.y
+        return torch.stack([torch.bincount(y[rows], minlength=self.material.classes) > 0 for rows in self.views])
 
     def trusted_alone(self) -> Outcome:
         fit = self.alone
-        if self.material.classes:
-            return self._outcome(fit, self._believed(fit.unseen))
-        return self._outcome(fit, torch.zeros(len(self.material), device=self.material.device))
+        return self._outcome(fit, self._believed(fit.unseen) if self.material.classes else 0 * self._all)
 
     def everything(self) -> Outcome:
-        return self._trained(None)
+        return self._trained(self._all)
 
     def self_training(self) -> Outcome:
         fit = self.alone
-        for last in _rounds():
-            fit = self._cross_fit(last, weight=self._believed(fit.unseen))
+        for _ in range(ROUNDS - 1):
+            fit = self._cross_fit(self._believed(fit.unseen))
+        fit = self._cross_fit(self._believed(fit.unseen), repeats=self._repeats)
         return self._outcome(fit, self._believed(fit.unseen))
 
     def mended_labels(self) -> Outcome:
-        return self._mended(None)
+        return self._mended(self._all)
 
     def group_weights(self) -> Outcome:
-        return self._trained(self._group_weight())
+        weight = self._group_weight()
+        return self._trained(weight, weight)
 
     def groups_and_labels(self) -> Outcome:
         return self._mended(self._group_weight())
 
     def sample_weights(self) -> Outcome:
-        rows = torch.arange(len(self.material), device=self.material.device)
-        return self._trained(learn(self.material, rows, len(rows)).weights)
+        rows = torch.arange(self.material.mixed, device=self.material.device)
+        return self._trained(torch.stack([found.weights for found in self._learn(rows, len(rows))]))
 
     # ------------------------------------------------------------------------------------------------------- shared
+
+    @cached_property
+    def _all(self) -> Tensor:
+        """The weights where every sample counts."""
+        return torch.ones(len(self.views), self.material.mixed, device=self.material.device)
+
+    def _learn(self, index: Tensor, count: int) -> list[Weighed]:
+        return [learn(self.material, index, count, shown, view) for view, shown in enumerate(self.views)]
 
     def _group_weight(self) -> Tensor:
         material = self.material
         assert material.groups is not None
-        if self.groups is None:
-            self.groups = learn(material, material.groups, material.group_count)
-        return self.groups.weights[material.groups]
+        if not self.groups:
+            self.groups = self._learn(material.groups, material.group_count)
+        return torch.stack([found.weights[material.groups] for found in self.groups])
 
-    def _trained(self, weight: Tensor | None) -> Outcome:
-        fit = self._cross_fit(True, weight=weight)
-        return self._outcome(
-            fit, torch.ones(len(self.material), device=fit.unseen.device) if weight is None else weight
-        )
+    def _trained(self, weight: Tensor, counts: Tensor | None = None) -> Outcome:
+        return self._outcome(self._cross_fit(weight, repeats=self._repeats), weight, counts)
 
-    def _mended(self, weight: Tensor | None) -> Outcome:
+    def _mended(self, weight: Tensor) -> Outcome:
         fit = self.alone
         for _ in range(ROUNDS):
-            fit = self._cross_fit(False, weight=weight, losses=evident(self._chances(fit.unseen, weight)))
+            fit = self._cross_fit(weight, evident(self._chances(fit.unseen, weight)))
         belief = transition.posterior(fit.unseen, self._chances(fit.unseen, weight))
-        fit = self._cross_fit(True, weight=weight, losses=soft(belief))
-        return self._outcome(fit, torch.ones(len(belief), device=belief.device) if weight is None else weight, weight)
+        return self._outcome(self._cross_fit(weight, soft(belief), self._repeats), weight, weight)
 
-    def _cross_fit(self, last: bool, weight: Tensor | None = None, losses: Losses | None = None) -> CrossFit:
-        return cross_fit(self.material, weight=weight, losses=losses, repeats=self._repeats if last else 1)
+    def _cross_fit(self, weight: Tensor, losses: Losses | None = None, repeats: int = 1) -> CrossFit:
+        return cross_fit(self.material, self.views, weight=weight, losses=losses, repeats=repeats)
 
     def _believed(self, p: Tensor) -> Tensor:
         """The probability of each given label; 1 where it cannot be checked."""
-        y = self.material.y
-        return torch.where(self.checked[y], p.gather(1, y[:, None])[:, 0], 1.0)
+        y = self.material.given
+        return torch.where(self.checked[:, y], p.gather(2, y.expand(len(p), -1)[..., None])[..., 0], 1.0)
 
     def _transition(self, p: Tensor, weight: Tensor | None) -> Tensor:
         material = self.material
+        y = material.given
         if material.groups is None:
-            return transition.estimate(p, material.y, self.checked, weight)
-        return transition.estimate_by_group(p, material.y, self.checked, material.groups, material.group_count, weight)
+            return transition.estimate(p, y, self.checked, weight)
+        return transition.estimate_by_group(p, y, self.checked, material.groups, material.group_count, weight)
 
     def _chances(self, p: Tensor, weight: Tensor | None) -> Tensor:
-        return transition.chances(self._transition(p, weight), self.material.y, self.material.groups)
+        return transition.chances(self._transition(p, weight), self.material.given, self.material.groups)
 
     def _outcome(self, fit: CrossFit, weight: Tensor, counts: Tensor | None = None) -> Outcome:
-        if not self.material.classes:
+        """With what the networks believe of the labels; T counts each sample as far as `counts` says."""
+        material = self.material
+        if not material.classes:
             return Outcome(fit, weight)
         found = self._transition(fit.unseen, counts)
-        belief = transition.posterior(fit.unseen, transition.chances(found, self.material.y, self.material.groups))
-        if found.ndim == 3:
-            assert self.material.groups is not None
-            shares = torch.bincount(self.material.groups, minlength=len(found)) / len(self.material)
-            found = (shares[:, None, None] * found).sum(0)
+        belief = transition.posterior(fit.unseen, transition.chances(found, material.given, material.groups))
+        if material.groups is not None:
+            shares = torch.bincount(material.groups, minlength=material.group_count) / material.mixed
+            found = (shares[:, None, None] * found).sum(1)
         return Outcome(fit, weight, belief, found)
 
 
@@ -152,9 +164,10 @@ Ways = dict[str, Callable[[Bench], Outcome]]
 
 
 def usual(material: Material) -> Ways:
-    """Those that are tried unless asked otherwise. Where groups are known, single samples are not weighed."""
+    """Those that are tried unless asked otherwise: single samples are weighed where nothing better is known."""
     known = ways(material)
-    return {name: way for name, way in known.items() if name != SAMPLES or GROUPS not in known}
+    better = material.classes or GROUPS in known
+    return {name: way for name, way in known.items() if name != SAMPLES or not better}
 
 
 def ways(material: Material) -> Ways:
@@ -167,8 +180,3 @@ def ways(material: Material) -> Ways:
         if material.classes:
             found["groups and labels"] = Bench.groups_and_labels
     return found | {SAMPLES: Bench.sample_weights}
-
-
-def _rounds() -> list[bool]:
-    """Whether each round is the last."""
-    return [False] * (ROUNDS - 1) + [True]

@@ -19,8 +19,10 @@ from torch import Tensor
 
 from fsla.checks import pick, whole_number
 from fsla.cleaning.choice import choose
-from fsla.cleaning.material import BILEVEL_STEPS, Material, cross_fit, threads
+from fsla.cleaning.inputs import scaling
+from fsla.cleaning.material import BILEVEL_STEPS, Material, threads
 from fsla.cleaning.networks import maker, rate
+from fsla.cleaning.training import cross_fit
 from fsla.cleaning.ways import Bench, Outcome, ways
 from fsla.data import Images, fingerprint, load
 from fsla.experiments.folder import Folder, Record
@@ -139,51 +141,47 @@ def _measured(
 
 
 def _material(spec: WeightsSpec, data: Mixed, seed: int, device: torch.device) -> tuple[Material, Tensor]:
-    axes = 0 if data.x.ndim == 2 else None
-    mean = data.x.mean(axes) if axes is not None else data.x.mean()
-    spread = data.x.std(axes) if axes is not None else data.x.std()
+    """What the ways are tried on, and the test samples."""
     regression = data.y.is_floating_point()
     model = "dense" if data.x.ndim == 2 else spec.model
     shape = tuple(data.x.shape[1:])
-
-    def scaled(x: Tensor) -> Tensor:
-        return ((x - mean) / spread.clamp(min=1e-6)).to(device)
-
+    classes = 0 if regression else int(data.test_y.max()) + 1
+    both = torch.cat([data.x, data.trusted_x]).numpy()
+    scale = scaling(both)
     material = Material(
-        scaled(data.x),
-        data.y.to(device),
-        scaled(data.trusted_x),
-        data.trusted_y.to(device),
-        0 if regression else int(data.test_y.max()) + 1,
-        maker(model, shape, 1 if regression else int(data.test_y.max()) + 1),
-        None if data.groups is None else data.groups.to(device),
-        0 if data.groups is None else int(data.groups.max()) + 1,
-        seed,
-        rate(model, shape),
-        None if spec.scale == "paper" else 150,
-        BILEVEL_STEPS if spec.scale == "paper" else BILEVEL_STEPS // 2,
+        scale(both, device),
+        torch.cat([data.y, data.trusted_y]).to(device),
+        len(data.y),
+        classes,
+        maker(model, shape, max(1, classes)),
+        groups=None if data.groups is None else data.groups.to(device),
+        group_count=0 if data.groups is None else int(data.groups.max()) + 1,
+        seed=seed,
+        rate=rate(model, shape),
+        steps=None if spec.scale == "paper" else 150,
+        bilevel_steps=BILEVEL_STEPS if spec.scale == "paper" else BILEVEL_STEPS // 2,
         small=True,
     )
-    return material, scaled(data.test_x)
+    return material, scale(data.test_x.numpy(), device)
 
 
 def _oracle(material: Material) -> Outcome:
     assert material.groups is not None
-    right = torch.isin(material.groups, torch.tensor(RIGHT, device=material.device)).float()
-    return Outcome(cross_fit(material, weight=right, repeats=2), right)
+    right = torch.isin(material.groups, torch.tensor(RIGHT, device=material.device)).float()[None]
+    return Outcome(cross_fit(material, [material.trusted], weight=right, repeats=2), right)
 
 
 def _groups_of(bench: Bench) -> dict[str, Any]:
-    return {"weights": None if bench.groups is None else bench.groups.weights.tolist()}
+    return {"weights": bench.groups[0].weights.tolist() if bench.groups else None}
 
 
 def _judged(outcome: Outcome, data: Mixed, test_x: Tensor) -> dict[str, Any]:
-    answers = outcome.fit.answers(test_x).cpu()
+    answers = outcome.fit.answers(0, test_x).cpu()
     if outcome.fit.classes == 0:
         return {"error": float((answers - data.test_y).square().mean().sqrt())}
     found: dict[str, Any] = {"accuracy": float((answers.argmax(1) == data.test_y).float().mean())}
     if outcome.belief is not None and data.wrong.any():
-        found["auroc"] = auroc(outcome.belief.cpu().gather(1, data.y[:, None])[:, 0], data.wrong)
+        found["auroc"] = auroc(outcome.belief[0].cpu().gather(1, data.y[:, None])[:, 0], data.wrong)
     return found
 
 
