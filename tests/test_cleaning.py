@@ -15,7 +15,7 @@ from torch import nn
 
 import fsla
 from fsla.cleaning import transition
-from fsla.cleaning.choice import Candidate, choose, split
+from fsla.cleaning.choice import Candidate, choose, shares, split
 from fsla.cleaning.material import Material, evident, given, soft
 from fsla.cleaning.networks import maker, stacked
 from fsla.cleaning.training import Lessons, cross_fit, train
@@ -277,10 +277,11 @@ def test_which_ways_apply():
 def test_ways_share_what_they_have_in_common():
     trainings = []
     bench = Bench(material(progress=lambda: trainings.append(1), bilevel_steps=5))
-    bench.group_weights()
+    bench.go("group weights")
     first = len(trainings)
     assert first == 1 + 2  # FSLA, and a network a fold
-    bench.groups_and_labels()
+    bench.go("groups and labels")
+    bench.go("groups and labels")
     assert len(trainings) == first + 3 + 2 * 4  # the trusted ones alone, three rounds and the last
 
 
@@ -289,8 +290,9 @@ def test_the_best_on_held_out_trusted_samples_is_chosen_and_time_may_end():
     assert [c.name for c in choice.candidates] == ["everything"]
     choice = choose(material(), names=["everything", "mended labels"])
     assert [len(c.held) for c in choice.candidates] == [3, 3]
-    assert choice.chosen is max(choice.candidates, key=lambda c: c.score)
-    assert choice.outcome.belief.shape == (1, 400, 3)
+    assert sum(c.share for c in choice.candidates) == pytest.approx(1.0)
+    assert choice.together.score >= max(c.score for c in choice.candidates) - 1e-3
+    assert choice.labels.belief.shape == (400, 3)
 
 
 def test_being_right_counts_more_than_being_modest():
@@ -304,6 +306,31 @@ def test_being_right_counts_more_than_being_modest():
     assert sure.temperature > 4
     certain = (0.9 * nn.functional.one_hot(seen, 3).float() + 0.1 / 3, truths)
     assert 0.8 < Candidate("calibrated", [certain]).temperature < 1.6
+
+
+def test_shares_go_to_those_who_know_what_others_do_not():
+    """Two candidates, each right on its half of the samples, share; a third one that guesses has nothing."""
+    torch.manual_seed(0)
+    truths = torch.randint(3, (300,))
+    sure = 0.9 * nn.functional.one_hot(truths, 3).double() + 0.1 / 3
+    guess = torch.full((300, 3), 1 / 3, dtype=torch.float64)
+    first = torch.arange(300)[:, None] < 150
+    held = [torch.where(first, sure, guess), torch.where(first, guess, sure), torch.rand(300, 3).softmax(1).double()]
+    candidates = [Candidate(str(number), [(answers, truths)]) for number, answers in enumerate(held)]
+    found = shares(candidates)
+    assert found[0] == pytest.approx(0.5, abs=0.05)
+    assert found[2] == 0.0
+    assert sum(found) == pytest.approx(1.0)
+    assert shares(candidates[:1]) == [1.0]
+
+
+def test_shares_of_numbers_lower_the_squared_error():
+    torch.manual_seed(0)
+    truths = torch.randn(200).double()
+    noise = torch.randn(2, 200).double()
+    candidates = [Candidate("a", [(truths + noise[0], truths)]), Candidate("b", [(truths + 0.5 * noise[1], truths)])]
+    found = shares(candidates)
+    assert found[0] == pytest.approx(0.2, abs=0.06)  # in proportion to 1 / variance
 
 
 # ------------------------------------------------------------------------------------------------------- estimators
@@ -347,8 +374,9 @@ def test_the_cleaner_weighs_groups_too(cleaner):
     assert table["samples"].sum() == 400
     assert (table["low"] <= table["weight"]).all()
     assert (table["weight"] <= table["high"]).all()
-    assert cleaner.candidates_["chosen"].sum() == 1
-    assert cleaner.candidates_.iloc[0]["way"] == cleaner.chosen_
+    assert cleaner.candidates_.iloc[0]["way"] == "together"
+    assert cleaner.candidates_.iloc[1:]["share"].sum() == pytest.approx(1.0)
+    assert cleaner.candidates_.iloc[1:]["log_likelihood"].is_monotonic_decreasing
 
 
 def test_weights_serve_another_estimator(cleaner):

@@ -63,7 +63,7 @@ def records(chosen, other, cell="uniform 0.4, 100 trusted", key="accuracy", orac
     found = []
     for seed, (a, b) in enumerate(zip(chosen, other, strict=True)):
         found.append(head | {"seed": seed, "method": "mended labels", key: b})
-        found.append(head | {"seed": seed, "method": CHOSEN, key: a, "chosen": "everything"})
+        found.append(head | {"seed": seed, "method": CHOSEN, key: a, "shares": {"everything": 1.0 - seed}})
         if oracle is not None:
             found.append(head | {"seed": seed, "method": ORACLE, key: oracle})
     return found
@@ -75,7 +75,7 @@ def test_claims_hold_within_the_spread_and_fail_beyond_it():
     assert not claims(lost)[0].held
     text = markdown(WeightsSpec(seeds=2), lost)
     assert "**mended labels**" in text
-    assert "everything, everything" in text
+    assert "everything 0.50" in text
     near = records([0.2, 0.2], [0.3, 0.3], "regression 0.6, 100 trusted", "error", oracle=0.19)
     assert claims(summarise(near))[0].held
     assert not claims(summarise([r | {"error": 0.25} if r["method"] == CHOSEN else r for r in near]))[0].held

@@ -111,7 +111,9 @@ def test_numbers_are_weighed(tmp_path, quick):
     assert done.code == 0, done.text
     summary = json.loads((tmp_path / "out" / "summary.json").read_text())
     assert summary["samples"] == 90
-    assert {row["way"] for row in summary["candidates"]} == {"trusted samples alone", "everything", "group weights"}
+    assert {row["way"] for row in summary["candidates"]} == {
+        "together", "trusted samples alone", "everything", "group weights",
+    }  # fmt: skip
     assert not (tmp_path / "out" / "issues.csv").exists()
     assert "root mean squared error" in (tmp_path / "out" / "report.html").read_text()
 

@@ -19,8 +19,11 @@ BATCH = 256
 DECAY = 1e-2
 """Adam's weight decay, of which v knows. Without any, a run learns wrong labels by heart and v never settles."""
 KEPT = 2.0
-PULL = 0.005
+PULL = 0.002
 """A logit is drawn towards KEPT, so slowly that evidence against a group outdoes it, and chance does not."""
+KEEP = 0.3
+"""The weight from which a group is kept."""
+CERTAIN = 0.7
 FALL = 300.0
 """As λ's own steps fall."""
 RECORD = 50
@@ -72,6 +75,11 @@ def learn(material: Material, index: Tensor, count: int, shown: Tensor, number: 
             curve.append((k, float(info.outer_loss), compared(weights.values).tolist() if count <= SHOWN else []))
     material.progress()
     return Weighed(compared(mean.sigmoid()), curve)
+
+
+def acted_on(weights: Tensor) -> Tensor:
+    """The weights to train with. One below KEEP is none: what little is left of many bad groups would add up."""
+    return weights * ((weights - KEEP) / (CERTAIN - KEEP)).clamp(0.0, 1.0)
 
 
 def compared(weights: Tensor) -> Tensor:

@@ -1,21 +1,29 @@
-"""The trusted samples decide: each way is judged by what it says of trusted samples that it was not shown."""
+"""The trusted samples decide: each way is judged by what it says of trusted samples that it was not shown.
+
+The shares of the ways in the final model are those with which the held-out trusted samples are most likely (stacking).
+Where one way is clearly best it has all; where several are as good, their mean is better than each.
+"""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from fsla.checks import pick
 from fsla.cleaning.bilevel import Weighed
 from fsla.cleaning.material import Material, threads
-from fsla.cleaning.ways import Bench, Outcome, usual, ways
+from fsla.cleaning.mixture import Member, Mixture, likelihood, tempered
+from fsla.cleaning.ways import Bench, usual, ways
 
 FOLDS = 3
 TEMPERATURES = tuple(2 ** (step / 4) for step in range(-12, 13))
+LEAST = 0.05
+"""A way with a smaller share is left out."""
 
 
 @dataclass
@@ -25,50 +33,76 @@ class Candidate:
     name: str
     held: list[tuple[Tensor, Tensor]] = field(default_factory=list)
     """Answers and truths, of each fold."""
-    errors: list[float] = field(default_factory=list)
-    """The share of wrong answers, or the root mean squared error, of each fold."""
-    rates: list[float] = field(default_factory=list)
-    """The share of wrong labels that each fold found."""
+    share: float = 0.0
+    """In the final model."""
+
+    @property
+    def answers(self) -> Tensor:
+        """Of all folds, as sure as they should be."""
+        return tempered(self._raw, self.temperature)
+
+    @property
+    def truths(self) -> Tensor:
+        return torch.cat([truths for _, truths in self.held])
 
     @property
     def temperature(self) -> float:
-        """How much too sure its probabilities are: p^(1/T) is most likely. Of a regression it is 1."""
-        return max(TEMPERATURES, key=self._likelihood) if self._classifies else 1.0
-
-    @property
-    def score(self) -> float:
-        """The mean log-likelihood of a trusted sample, at the best temperature.
+        """How much too sure its probabilities are: p^(1/T) is most likely. Of a regression it is 1.
 
         Without that a network that learnt from wrong labels, and so is never sure, would win over one that is right
         more often.
         """
-        return self._likelihood(self.temperature)
+        raw = self._raw
+        if raw.ndim == 1:
+            return 1.0
+        return max(TEMPERATURES, key=lambda temperature: likelihood(tempered(raw, temperature), self.truths))
 
     @property
-    def _classifies(self) -> bool:
-        return self.held[0][0].ndim == 2
+    def score(self) -> float:
+        """The mean log-likelihood of a trusted sample, at the best temperature."""
+        return likelihood(self.answers, self.truths)
 
-    def _likelihood(self, temperature: float) -> float:
-        answers = torch.cat([answers for answers, _ in self.held])
-        truths = torch.cat([truths for _, truths in self.held])
-        if not self._classifies:
-            squared = float((answers - truths).square().mean())
-            return -0.5 * math.log(2 * math.pi * math.e * max(squared, 1e-12))
-        logs = (answers.clamp(min=1e-9).log() / temperature).log_softmax(1)
-        return float(logs.gather(1, truths[:, None]).mean())
+    @property
+    def error(self) -> float:
+        """The share of wrong answers, or the root mean squared error."""
+        raw = self._raw
+        if raw.ndim == 2:
+            return float((raw.argmax(1) != self.truths).float().mean())
+        return float((raw - self.truths).square().mean().sqrt())
+
+    @property
+    def _raw(self) -> Tensor:
+        return torch.cat([answers for answers, _ in self.held])
+
+
+class Labels(NamedTuple):
+    """What is thought of the labels."""
+
+    belief: Tensor
+    """(mixed, classes): what each may be."""
+    quality: Tensor
+    """How far each is believed, times the weight of its group."""
+    transition: Tensor
+    """T, the mean of the groups' where there are several."""
+    noise_rates: list[float]
+    """The share of wrong ones, by each fold."""
 
 
 @dataclass
 class Choice:
-    """The candidates, the chosen one's outcome with all trusted samples, and the groups' weights of each fold."""
+    """What was tried, and what was made of it with all trusted samples."""
 
     candidates: list[Candidate]
-    chosen: Candidate
-    outcome: Outcome
-    """Of one view, which has all trusted samples."""
+    together: Candidate
+    """The mixture of the candidates."""
+    model: Mixture
+    weight: Tensor
+    """Of each sample, in [0, 1]."""
     group_weights: Tensor | None
     """(folds, groups)"""
     curve: list[tuple[int, float, list[float]]]
+    labels: Labels | None = None
+    """None for regressions."""
 
 
 Enough = Callable[[], bool]
@@ -82,48 +116,101 @@ def choose(
     repeats: int = 2,
     enough: Enough = lambda: False,
 ) -> Choice:
-    """Tries the ways on all folds, takes the best, and trains it again with all trusted samples.
+    """Tries the ways on all folds, and trains those that have a share in the model again with all trusted samples."""
+    with threads(material):
+        return Trial(material, names, folds, repeats, enough).choice()
+
+
+class Trial:
+    """The ways, tried on all folds.
 
     The weight of a group is the mean over the folds, each of which learnt it from other trusted samples. `enough` says
     that time is up: the ways that are left are skipped, but for the first of them.
     """
-    with threads(material):
-        return _choose(material, names, folds, repeats, enough)
+
+    def __init__(
+        self,
+        material: Material,
+        names: Sequence[str] | None = None,
+        folds: int = FOLDS,
+        repeats: int = 2,
+        enough: Enough = lambda: False,
+    ) -> None:
+        tried = list(names or usual(material))
+        for name in tried:
+            pick(name, ways(material), "way to train")
+        parts = split(material, folds)
+        self._held = Bench(material, [_without(parts, number) for number in range(folds)])
+        self.candidates: list[Candidate] = []
+        for name in tried:
+            if self.candidates and enough():
+                break
+            fit = self._held.go(name).fit
+            held = [(fit.answers(view, material.x[rows]), material.y[rows]) for view, rows in enumerate(parts)]
+            self.candidates.append(Candidate(name, held))
+        for candidate, share in zip(self.candidates, shares(self.candidates), strict=True):
+            candidate.share = share
+        self.final = Bench(material, repeats=repeats, groups=_mean(self._held.groups))
+        """The ways with all trusted samples."""
+
+    def choice(self) -> Choice:
+        """Trains the ways that have a share."""
+        taken = [candidate for candidate in self.candidates if candidate.share > 0]
+        members = []
+        for candidate in taken:
+            networks = self.final.go(candidate.name).fit.networks[0]
+            members.append(Member(candidate.share, candidate.temperature, tuple(networks)))
+        groups = self._held.groups
+        return Choice(
+            self.candidates,
+            _together(taken),
+            Mixture(tuple(members), self.final.material.classes),
+            weight=torch.stack([c.share * self.final.go(c.name).weight[0] for c in taken]).sum(0),
+            group_weights=torch.stack([found.weights for found in groups]) if groups else None,
+            curve=groups[0].curve if groups else [],
+            labels=self._labels(taken) if self.final.material.classes else None,
+        )
+
+    def _labels(self, taken: Sequence[Candidate]) -> Labels:
+        belief, transition = self.final.believed(_mixed(taken, self.final))
+        held_out, _ = self._held.believed(_mixed(taken, self._held))
+        rates = (1 - self.final.material.chance_of_given(held_out)).mean(1)
+        return Labels(belief[0], self.final.quality(belief)[0], transition[0], rates.tolist())
 
 
-def _choose(material: Material, names: Sequence[str] | None, folds: int, repeats: int, enough: Enough) -> Choice:
-    known = ways(material)
-    tried = {name: pick(name, known, "way to train") for name in (names or usual(material))}
-    parts = split(material, folds)
-    bench = Bench(material, [_without(parts, number) for number in range(folds)])
-    candidates: list[Candidate] = []
-    for name, way in tried.items():
-        if candidates and enough():
-            break
-        candidates.append(_judged(name, way(bench), material, parts))
-    best = max(candidates, key=lambda candidate: candidate.score)
-    weighed = list(bench.groups)
-    groups = torch.stack([found.weights for found in weighed]) if weighed else None
-    curve = weighed[0].curve if weighed else []
-    mean = [] if groups is None else [Weighed(groups.mean(0), curve)]
-    outcome = tried[best.name](Bench(material, repeats=repeats, groups=mean))
-    return Choice(candidates, best, outcome, groups, curve)
+def shares(candidates: Sequence[Candidate]) -> list[float]:
+    """Those of the mixture under which the held-out samples are most likely; small ones are left out."""
+    from scipy.optimize import minimize
+
+    answers = torch.stack([candidate.answers for candidate in candidates]).double()
+    truths = candidates[0].truths
+
+    def loss(share: np.ndarray[tuple[int], np.dtype[np.float64]]) -> float:
+        return -likelihood(torch.tensordot(torch.from_numpy(share).to(answers.device), answers, 1), truths)
+
+    count = len(candidates)
+    sums_to_one = {"type": "eq", "fun": lambda share: share.sum() - 1}
+    found = minimize(loss, np.full(count, 1 / count), bounds=[(0, 1)] * count, constraints=sums_to_one, method="SLSQP")
+    kept = np.where(found.x < LEAST, 0.0, found.x)
+    return [float(share) for share in kept / kept.sum()]
 
 
-def _judged(name: str, outcome: Outcome, material: Material, parts: Sequence[Tensor]) -> Candidate:
-    """What a way says in each view of the trusted samples that it was not shown."""
-    candidate = Candidate(name)
-    for view, held in enumerate(parts):
-        answers = outcome.fit.answers(view, material.x[held])
-        truths = material.y[held]
-        candidate.held.append((answers, truths))
-        if material.classes:
-            candidate.errors.append(float((answers.argmax(1) != truths).float().mean()))
-            assert outcome.belief is not None
-            candidate.rates.append(float(1 - outcome.belief[view].gather(1, material.given[:, None]).mean()))
-        else:
-            candidate.errors.append(float((answers - truths).square().mean()) ** 0.5)
-    return candidate
+def _together(taken: Sequence[Candidate]) -> Candidate:
+    answers = torch.stack([candidate.share * candidate.answers for candidate in taken]).sum(0)
+    truths = [truths for _, truths in taken[0].held]
+    parts = torch.split(answers, [len(part) for part in truths])
+    return Candidate("together", list(zip(parts, truths, strict=True)), 1.0)
+
+
+def _mixed(taken: Sequence[Candidate], bench: Bench) -> Tensor:
+    """What the mixture says of the samples of mixed quality, in each view."""
+    return torch.stack([candidate.share * bench.go(candidate.name).fit.unseen for candidate in taken]).sum(0)
+
+
+def _mean(weighed: Sequence[Weighed]) -> list[Weighed]:
+    if not weighed:
+        return []
+    return [Weighed(torch.stack([found.weights for found in weighed]).mean(0), weighed[0].curve)]
 
 
 def split(material: Material, folds: int) -> list[Tensor]:

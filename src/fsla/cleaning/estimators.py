@@ -21,7 +21,6 @@ from fsla.cleaning.choice import FOLDS, Choice, choose
 from fsla.cleaning.inputs import Array, coded, column, features, pick_device, scaling, spread
 from fsla.cleaning.material import BILEVEL_STEPS, Material
 from fsla.cleaning.networks import maker, rate
-from fsla.cleaning.training import mean_answer
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -82,12 +81,10 @@ class _Trusting(BaseEstimator):  # type: ignore[misc]
             small=isinstance(self.model, str),
         )
         choice = choose(material, names=self.ways, folds=self.folds, enough=self.enough or (lambda: False))
-        self.sample_weight_ = choice.outcome.weight[0].cpu().numpy()
+        self.sample_weight_ = choice.weight.cpu().numpy()
         self.candidates_ = tables.candidates(choice)
-        self.chosen_ = choice.chosen.name
-        self._networks = tuple(choice.outcome.fit.networks[0])
-        self._temperature = choice.chosen.temperature
-        self._choice = choice
+        self._model = choice.model
+        self._curve = choice.curve
         if self._groups is not None:
             self.weights_ = tables.weights(self._groups.names, self._groups.numbers, choice)
         return choice
@@ -151,12 +148,7 @@ class _Trusting(BaseEstimator):  # type: ignore[misc]
                 f"X has {int(np.prod(x.shape[1:]))} features, but {type(self).__name__} is expecting "
                 f"{self.n_features_in_} features as input."
             )
-        device = pick_device(self.device)
-        classes = len(self.classes_) if hasattr(self, "classes_") else 0
-        answers = mean_answer(self._networks, self._scaling(x, device), classes).double()
-        if classes:
-            answers = (answers.clamp(min=1e-9).log() / self._temperature).softmax(1)
-        found: Array = answers.cpu().numpy()
+        found: Array = self._model.answers(self._scaling(x, pick_device(self.device))).double().cpu().numpy()
         return found
 
     def save(self, path: str | Path) -> None:
@@ -172,7 +164,7 @@ class _Trusting(BaseEstimator):  # type: ignore[misc]
         return made
 
     def __sklearn_is_fitted__(self) -> bool:
-        return hasattr(self, "_networks")
+        return hasattr(self, "_model")
 
 
 class HyperCleaner(ClassifierMixin, _Trusting):  # type: ignore[misc]
@@ -190,31 +182,32 @@ class HyperCleaner(ClassifierMixin, _Trusting):  # type: ignore[misc]
         enough: a function that says when time is up; ways that are left are then skipped.
 
     Attributes:
-        label_quality_: one number in [0, 1] a sample: the probability of its label; the lower, the worse.
+        label_quality_: one number in [0, 1] a sample: the probability of its label, times the weight of its group;
+            the lower, the worse.
         suggested_: the most probable label of each sample, and its probability in suggested_probability_.
         transition_: T[c, y], the chance that a sample of class c is given the label y.
         noise_rate_: the share of wrong labels, and noise_rate_interval_.
         sample_weight_: for any other estimator's `fit`.
         weights_: of the groups, where given: a table of group, samples, weight, low, high and verdict.
-        candidates_: the ways that were tried, with the trusted log-likelihood that each reached.
-        chosen_: the one that was taken.
+        candidates_: the ways that were tried, with the trusted log-likelihood that each reached and its share in the
+            model; and the model, "together".
     """
 
     def fit(self, X: Any, y: Any, X_clean: Any = None, y_clean: Any = None, groups: Any = None) -> Self:
         """Learns from samples of mixed quality and from trusted ones; `groups` says where each sample came from."""
         choice = self._fit(X, y, groups, (X_clean, y_clean), ("X_clean", "y_clean"), regression=False)
-        assert choice.outcome.belief is not None
-        assert choice.outcome.transition is not None
-        belief = choice.outcome.belief[0]
+        labels = choice.labels
+        assert labels is not None
         self._given = self._targets.numpy()
-        self.label_quality_ = belief.cpu().gather(1, self._targets[:, None])[:, 0].double().numpy()
-        probability, number = belief.max(1)
+        self.label_quality_ = labels.quality.double().cpu().numpy()
+        probability, number = labels.belief.max(1)
         self._suggested = number.cpu().numpy()
         self.suggested_ = self.classes_[self._suggested]
         self.suggested_probability_ = probability.double().cpu().numpy()
-        self.transition_ = choice.outcome.transition[0].double().cpu().numpy()
-        self.noise_rate_ = float(1 - self.label_quality_.mean())
-        self.noise_rate_interval_ = tables.interval(self.noise_rate_, choice.chosen.rates, self.label_quality_)
+        self.transition_ = labels.transition.double().cpu().numpy()
+        chance = labels.belief.cpu().gather(1, self._targets[:, None])[:, 0].double().numpy()
+        self.noise_rate_ = float(1 - chance.mean())
+        self.noise_rate_interval_ = tables.interval(self.noise_rate_, labels.noise_rates, chance)
         return self
 
     def find_label_issues(self) -> pd.DataFrame:
@@ -255,8 +248,8 @@ class DataWeigher(_Trusting):
     Attributes:
         weights_: a table of group, samples, weight, low and high (over runs on other trusted samples), and verdict.
         sample_weight_: for any other estimator's `fit`.
-        candidates_: the ways that were tried, with the trusted log-likelihood that each reached.
-        chosen_: the one that was taken.
+        candidates_: the ways that were tried, with the trusted log-likelihood that each reached and its share in the
+            model; and the model, "together".
     """
 
     def __init__(

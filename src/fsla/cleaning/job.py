@@ -95,17 +95,17 @@ def finding(found: Any, job: Job) -> str:
             f"About {100 * found.noise_rate_:.0f} % of {len(job.mixed)} labels look wrong ({100 * low:.0f} to "
             f"{100 * high:.0f} %); {flagged} are flagged."
         )
-    candidates = found.candidates_.set_index("way")["error"]
-    if EVERYTHING in candidates and found.chosen_ != EVERYTHING:
-        taken = candidates[found.chosen_]
-        nothing = candidates[EVERYTHING]
+    candidates = found.candidates_.set_index("way")
+    if EVERYTHING in candidates.index and candidates.loc[EVERYTHING, "share"] < 1:
+        taken = candidates["error"].iloc[0]
+        nothing = candidates.loc[EVERYTHING, "error"]
         if hasattr(found, "classes_"):
             errors = f"is wrong on {100 * taken:.0f} %, and doing nothing on {100 * nothing:.0f} %"
         else:
             unit = found._unit
             errors = f"misses by {unit * taken:.3g} (root mean square), and doing nothing by {unit * nothing:.3g}"
-        parts.append(f"Of trusted samples that it was not shown, {found.chosen_!r} {errors}.")
-    elif found.chosen_ == EVERYTHING:
+        parts.append(f"Of trusted samples that it was not shown, the model {errors}.")
+    elif EVERYTHING in candidates.index:
         parts.append("No way of weighing or mending does better on the trusted samples than using everything as it is.")
     return " ".join(parts)
 
@@ -175,7 +175,6 @@ def _summary(found: Any, job: Job, text: str, more: Mapping[str, object]) -> dic
         "origin": job.origin,
         "samples": len(job.mixed),
         "trusted": len(job.trusted),
-        "chosen": found.chosen_,
         "candidates": json.loads(found.candidates_.to_json(orient="records")),
     }
     if hasattr(found, "weights_"):

@@ -76,6 +76,11 @@ class Material:
         """x[rows], which is several times slower on a CPU."""
         return self.x.index_select(0, rows.flatten()).view(*rows.shape, *self.x.shape[1:])
 
+    def chance_of_given(self, belief: Tensor) -> Tensor:
+        """Of probabilities of the classes, (..., mixed, classes), those of the given labels."""
+        y = self.given.expand(belief.shape[:-1])
+        return belief.gather(-1, y[..., None])[..., 0]
+
     def losses(self, outputs: Tensor, rows: Tensor) -> Tensor:
         """One a sample, for labels or targets as they are given."""
         y = self.y[rows]

@@ -110,9 +110,7 @@ def _row(x: Array, names: list[str]) -> str:
 
 def _curve(found: Any) -> Markup | str:
     """Lines of the groups' weights by step, as SVG."""
-    points = (
-        [(step, weights) for step, _, weights in found._choice.curve if weights] if hasattr(found, "_choice") else []
-    )
+    points = [(step, weights) for step, _, weights in found._curve if weights] if hasattr(found, "_curve") else []
     if len(points) < 2:
         return ""
     names = [str(name) for name in found._groups.names]

@@ -10,14 +10,15 @@ import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save as to_bytes
+from torch import nn
 
 from fsla.cleaning.inputs import Scaling
-from fsla.cleaning.networks import maker, named
+from fsla.cleaning.mixture import Member, Mixture
+from fsla.cleaning.networks import Maker, maker, named
 from fsla.files import write_bytes
 
-FORMAT = "fsla.cleaning 1"
+FORMAT = "fsla.cleaning 2"
 PLAIN = (
-    "chosen_",
     "n_features_in_",
     "noise_rate_",
     "noise_rate_interval_",
@@ -25,7 +26,6 @@ PLAIN = (
     "_offset",
     "_unit",
     "_shape",
-    "_temperature",
 )
 TABLES = ("weights_", "candidates_")
 ARRAYS = ("label_quality_", "suggested_probability_", "_suggested", "transition_", "sample_weight_", "_given")
@@ -33,7 +33,8 @@ ARRAYS = ("label_quality_", "suggested_probability_", "_suggested", "transition_
 
 def save(estimator: Any, path: Path) -> None:
     tensors = {"mean": estimator._scaling.mean, "spread": estimator._scaling.spread}
-    for number, network in enumerate(estimator._networks):
+    members = estimator._model.members
+    for number, network in enumerate(network for member in members for network in member.networks):
         tensors |= {f"{number}.{name}": t.detach().cpu() for name, t in network.state_dict().items()}
     tensors |= {name: torch.as_tensor(getattr(estimator, name)) for name in ARRAYS if hasattr(estimator, name)}
     kind = named(estimator.model, estimator._shape)
@@ -41,7 +42,7 @@ def save(estimator: Any, path: Path) -> None:
         "format": FORMAT,
         "estimator": type(estimator).__name__,
         "model": kind if isinstance(kind, str) else None,
-        "networks": len(estimator._networks),
+        "members": [(member.share, member.temperature, len(member.networks)) for member in members],
         "plain": {name: getattr(estimator, name) for name in PLAIN if hasattr(estimator, name)},
         "tables": {
             name: json.loads(getattr(estimator, name).to_json(orient="split"))
@@ -79,17 +80,21 @@ def load(estimator: Any, path: Path, model: Any) -> None:
     estimator._scaling = Scaling(tensors["mean"], tensors["spread"])
     outputs = 1 if header["classes"] is None else len(estimator.classes_)
     make = maker(model, estimator._shape, outputs)
-    networks = []
-    for number in range(header["networks"]):
-        network = make()
-        start = f"{number}."
-        state = {name[len(start) :]: t for name, t in tensors.items() if name.startswith(start)}
-        try:
-            network.load_state_dict(state)
-        except RuntimeError as error:
-            raise ValueError(f"The model must be the one whose weights {path} holds, and is another one.") from error
-        networks.append(network)
-    estimator._networks = tuple(networks)
+    number = iter(range(len(tensors)))
+    members = []
+    for share, temperature, count in header["members"]:
+        networks = tuple(_network(make, f"{next(number)}.", tensors, path) for _ in range(count))
+        members.append(Member(share, temperature, networks))
+    estimator._model = Mixture(tuple(members), 0 if header["classes"] is None else outputs)
+
+
+def _network(make: Maker, start: str, tensors: dict[str, torch.Tensor], path: Path) -> nn.Module:
+    network = make()
+    try:
+        network.load_state_dict({name[len(start) :]: t for name, t in tensors.items() if name.startswith(start)})
+    except RuntimeError as error:
+        raise ValueError(f"The model must be the one whose weights {path} holds, and is another one.") from error
+    return network
 
 
 def _read(path: Path) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:

@@ -7,30 +7,30 @@ from typing import TYPE_CHECKING
 import numpy as np
 from torch import Tensor, bincount, ones
 
+from fsla.cleaning.bilevel import KEEP
 from fsla.cleaning.choice import Choice
 from fsla.cleaning.inputs import Array
 
 if TYPE_CHECKING:
     import pandas as pd
 
-KEEP = 0.3
-"""The weight from which a group is kept."""
-
 
 def candidates(choice: Choice) -> pd.DataFrame:
+    """The model first, then the ways that were tried, the best first."""
     import pandas as pd
 
+    ranked = sorted(choice.candidates, key=lambda candidate: -candidate.score)
     rows = [
         {
             "way": candidate.name,
             "log_likelihood": candidate.score,
-            "error": float(np.mean(candidate.errors)),
+            "error": candidate.error,
+            "share": candidate.share,
             "folds": len(candidate.held),
-            "chosen": candidate is choice.chosen,
         }
-        for candidate in choice.candidates
+        for candidate in [choice.together, *ranked]
     ]
-    return pd.DataFrame(rows).sort_values("log_likelihood", ascending=False, ignore_index=True)
+    return pd.DataFrame(rows)
 
 
 def weights(names: Array, numbers: Tensor, choice: Choice) -> pd.DataFrame:

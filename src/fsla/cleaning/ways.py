@@ -21,8 +21,9 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from fsla.checks import pick
 from fsla.cleaning import transition
-from fsla.cleaning.bilevel import Weighed, learn
+from fsla.cleaning.bilevel import Weighed, acted_on, learn
 from fsla.cleaning.material import Losses, Material, evident, soft
 from fsla.cleaning.training import CrossFit, cross_fit, trusted_alone
 
@@ -40,10 +41,6 @@ class Outcome:
     fit: CrossFit
     weight: Tensor
     """(views, mixed): of each sample, in [0, 1]."""
-    belief: Tensor | None = None
-    """(views, mixed, classes): what each sample's label may be; None for regressions."""
-    transition: Tensor | None = None
-    """(views, classes, classes): T, the mean of the groups' where there are several."""
 
 
 class Bench:
@@ -63,6 +60,14 @@ class Bench:
         self._repeats = repeats
         self.groups = groups
         """What is known of the groups' weights in each view, from the first way on that needed them."""
+        self.outcomes: dict[str, Outcome] = {}
+        """Of the ways that were gone."""
+
+    def go(self, name: str) -> Outcome:
+        """The outcome of a way, which is gone once."""
+        if name not in self.outcomes:
+            self.outcomes[name] = pick(name, ways(self.material), "way to train")(self)
+        return self.outcomes[name]
 
     @cached_property
     def alone(self) -> CrossFit:
@@ -76,7 +81,7 @@ class Bench:
 
     def trusted_alone(self) -> Outcome:
         fit = self.alone
-        return self._outcome(fit, self._believed(fit.unseen) if self.material.classes else 0 * self._all)
+        return Outcome(fit, self._trust(fit.unseen) if self.material.classes else 0 * self._all)
 
     def everything(self) -> Outcome:
         return self._trained(self._all)
@@ -84,16 +89,15 @@ class Bench:
     def self_training(self) -> Outcome:
         fit = self.alone
         for _ in range(ROUNDS - 1):
-            fit = self._cross_fit(self._believed(fit.unseen))
-        fit = self._cross_fit(self._believed(fit.unseen), repeats=self._repeats)
-        return self._outcome(fit, self._believed(fit.unseen))
+            fit = self._cross_fit(self._trust(fit.unseen))
+        fit = self._cross_fit(self._trust(fit.unseen), repeats=self._repeats)
+        return Outcome(fit, self._trust(fit.unseen))
 
     def mended_labels(self) -> Outcome:
         return self._mended(self._all)
 
     def group_weights(self) -> Outcome:
-        weight = self._group_weight()
-        return self._trained(weight, weight)
+        return self._trained(self._group_weight())
 
     def groups_and_labels(self) -> Outcome:
         return self._mended(self._group_weight())
@@ -101,6 +105,22 @@ class Bench:
     def sample_weights(self) -> Outcome:
         rows = torch.arange(self.material.mixed, device=self.material.device)
         return self._trained(torch.stack([found.weights for found in self._learn(rows, len(rows))]))
+
+    def believed(self, p: Tensor) -> tuple[Tensor, Tensor]:
+        """What the label of each sample may be, from p(c | x) in each view: (views, mixed, classes); and T: (views,
+        classes, classes), the mean of the groups' where there are several."""
+        material = self.material
+        found = self._transition(p)
+        belief = transition.posterior(p, transition.chances(found, material.given, material.groups))
+        if material.groups is not None:
+            shares = torch.bincount(material.groups, minlength=material.group_count) / material.mixed
+            found = (shares[:, None, None] * found).sum(1)
+        return belief, found
+
+    def quality(self, belief: Tensor) -> Tensor:
+        """How far each given label is believed, times the weight of its group where that is known."""
+        chance = self.material.chance_of_given(belief)
+        return chance * self._by_sample(self.groups) if self.groups else chance
 
     # ------------------------------------------------------------------------------------------------------- shared
 
@@ -117,47 +137,37 @@ class Bench:
         assert material.groups is not None
         if not self.groups:
             self.groups = self._learn(material.groups, material.group_count)
-        return torch.stack([found.weights[material.groups] for found in self.groups])
+        return acted_on(self._by_sample(self.groups))
 
-    def _trained(self, weight: Tensor, counts: Tensor | None = None) -> Outcome:
-        return self._outcome(self._cross_fit(weight, repeats=self._repeats), weight, counts)
+    def _by_sample(self, groups: Sequence[Weighed]) -> Tensor:
+        return torch.stack([found.weights[self.material.groups] for found in groups])
+
+    def _trained(self, weight: Tensor) -> Outcome:
+        return Outcome(self._cross_fit(weight, repeats=self._repeats), weight)
 
     def _mended(self, weight: Tensor) -> Outcome:
         fit = self.alone
         for _ in range(ROUNDS):
             fit = self._cross_fit(weight, evident(self._chances(fit.unseen, weight)))
         belief = transition.posterior(fit.unseen, self._chances(fit.unseen, weight))
-        return self._outcome(self._cross_fit(weight, soft(belief), self._repeats), weight, weight)
+        return Outcome(self._cross_fit(weight, soft(belief), self._repeats), weight)
 
     def _cross_fit(self, weight: Tensor, losses: Losses | None = None, repeats: int = 1) -> CrossFit:
         return cross_fit(self.material, self.views, weight=weight, losses=losses, repeats=repeats)
 
-    def _believed(self, p: Tensor) -> Tensor:
+    def _trust(self, p: Tensor) -> Tensor:
         """The probability of each given label; 1 where it cannot be checked."""
-        y = self.material.given
-        return torch.where(self.checked[:, y], p.gather(2, y.expand(len(p), -1)[..., None])[..., 0], 1.0)
+        return torch.where(self.checked[:, self.material.given], self.material.chance_of_given(p), 1.0)
 
-    def _transition(self, p: Tensor, weight: Tensor | None) -> Tensor:
+    def _transition(self, p: Tensor, weight: Tensor | None = None) -> Tensor:
         material = self.material
         y = material.given
         if material.groups is None:
             return transition.estimate(p, y, self.checked, weight)
         return transition.estimate_by_group(p, y, self.checked, material.groups, material.group_count, weight)
 
-    def _chances(self, p: Tensor, weight: Tensor | None) -> Tensor:
+    def _chances(self, p: Tensor, weight: Tensor) -> Tensor:
         return transition.chances(self._transition(p, weight), self.material.given, self.material.groups)
-
-    def _outcome(self, fit: CrossFit, weight: Tensor, counts: Tensor | None = None) -> Outcome:
-        """With what the networks believe of the labels; T counts each sample as far as `counts` says."""
-        material = self.material
-        if not material.classes:
-            return Outcome(fit, weight)
-        found = self._transition(fit.unseen, counts)
-        belief = transition.posterior(fit.unseen, transition.chances(found, material.given, material.groups))
-        if material.groups is not None:
-            shares = torch.bincount(material.groups, minlength=material.group_count) / material.mixed
-            found = (shares[:, None, None] * found).sum(1)
-        return Outcome(fit, weight, belief, found)
 
 
 Ways = dict[str, Callable[[Bench], Outcome]]

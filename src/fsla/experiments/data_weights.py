@@ -10,26 +10,27 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from statistics import fmean, stdev
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from fsla.checks import pick, whole_number
-from fsla.cleaning.choice import choose
+from fsla.cleaning.choice import Trial
 from fsla.cleaning.inputs import scaling
 from fsla.cleaning.material import BILEVEL_STEPS, Material, threads
 from fsla.cleaning.networks import maker, rate
-from fsla.cleaning.training import cross_fit
-from fsla.cleaning.ways import Bench, Outcome, ways
+from fsla.cleaning.training import CrossFit, cross_fit
+from fsla.cleaning.ways import ways
 from fsla.data import Images, fingerprint, load
 from fsla.experiments.folder import Folder, Record
 from fsla.experiments.report import Claim, Summary, table
 from fsla.experiments.weights_tasks import KINDS, RIGHT, Mixed, make
 
-CHOSEN = "fsla's choice"
+CHOSEN = "fsla"
 ORACLE = "right sources alone (known)"
 FIRST_SEED = 3
 Report = Callable[[str, int, int], None]
@@ -95,6 +96,14 @@ class WeightsSpec:
         return "cnn" if self.scale == "paper" else "dense"
 
 
+class Answer(NamedTuple):
+    """What a method says of the test samples, and how good it finds the given labels."""
+
+    test: Tensor
+    quality: Tensor | None
+    more: dict[str, Any]
+
+
 def run(
     spec: WeightsSpec, folder: Folder, images: Mapping[str, Images], device: torch.device, report: Report
 ) -> list[Record]:
@@ -114,29 +123,39 @@ def _measured(
     data = make(cell.kind, images[spec.dataset], seed, cell.rate, cell.trusted, spec.count, images.get("mnist"))
     material, test_x = _material(spec, data, seed, device)
     known = ways(material)
-    records = []
+    records: list[Record] = []
 
-    def judged(name: str, done: int, act: Callable[[], tuple[Outcome, dict[str, Any]]]) -> None:
+    def judged(name: str, done: int, act: Callable[[], Answer]) -> None:
         report(f"{cell.name}, seed {seed}", done, len(known) + 2)
         start = time.perf_counter()
-        outcome, more = act()
+        answer = act()
         seconds = time.perf_counter() - start
         head = {"cell": cell.name, "kind": cell.kind, "seed": seed, "method": name, "s_taken": seconds}
-        records.append(head | _judged(outcome, data, test_x) | more)
+        records.append(head | _figures(answer, data) | answer.more)
 
-    bench = Bench(material, repeats=2)
-    with threads(material):
-        for number, (name, way) in enumerate(known.items()):
-            judged(name, number, lambda way=way: (way(bench), _groups_of(bench)))  # type: ignore[misc]
-        if data.groups is not None:
-            judged(ORACLE, len(known), lambda: (_oracle(material), {}))
+    def one(trial: Trial, name: str) -> Answer:
+        outcome = trial.final.go(name)
+        quality = trial.final.quality(trial.final.believed(outcome.fit.unseen)[0])[0] if material.classes else None
+        return Answer(outcome.fit.answers(0, test_x), quality, {})
 
-    def chosen() -> tuple[Outcome, dict[str, Any]]:
-        choice = choose(material, folds=spec.folds)
+    def together(trial: Trial) -> Answer:
+        choice = trial.choice()
         weights = None if choice.group_weights is None else choice.group_weights.mean(0).tolist()
-        return choice.outcome, {"chosen": choice.chosen.name, "weights": weights}
+        shares = {candidate.name: round(candidate.share, 3) for candidate in choice.candidates if candidate.share}
+        quality = None if choice.labels is None else choice.labels.quality
+        return Answer(choice.model.answers(test_x), quality, {"weights": weights, "shares": shares})
 
-    judged(CHOSEN, len(known) + 1, chosen)
+    with threads(material):
+        start = time.perf_counter()
+        trial = Trial(material, folds=spec.folds)
+        trying = time.perf_counter() - start
+        for number, name in enumerate(known):
+            judged(name, number, partial(one, trial, name))
+        if data.groups is not None:
+            judged(ORACLE, len(known), lambda: Answer(_oracle(material).answers(0, test_x), None, {}))
+        judged(CHOSEN, len(known) + 1, partial(together, trial))
+    taken = [candidate.name for candidate in trial.candidates if candidate.share]
+    records[-1]["s_taken"] += trying + sum(r["s_taken"] for r in records if r["method"] in taken)
     return records
 
 
@@ -165,23 +184,19 @@ def _material(spec: WeightsSpec, data: Mixed, seed: int, device: torch.device) -
     return material, scale(data.test_x.numpy(), device)
 
 
-def _oracle(material: Material) -> Outcome:
+def _oracle(material: Material) -> CrossFit:
     assert material.groups is not None
     right = torch.isin(material.groups, torch.tensor(RIGHT, device=material.device)).float()[None]
-    return Outcome(cross_fit(material, [material.trusted], weight=right, repeats=2), right)
+    return cross_fit(material, [material.trusted], weight=right, repeats=2)
 
 
-def _groups_of(bench: Bench) -> dict[str, Any]:
-    return {"weights": bench.groups[0].weights.tolist() if bench.groups else None}
-
-
-def _judged(outcome: Outcome, data: Mixed, test_x: Tensor) -> dict[str, Any]:
-    answers = outcome.fit.answers(0, test_x).cpu()
-    if outcome.fit.classes == 0:
+def _figures(answer: Answer, data: Mixed) -> dict[str, Any]:
+    answers = answer.test.cpu()
+    if answers.ndim == 1:
         return {"error": float((answers - data.test_y).square().mean().sqrt())}
     found: dict[str, Any] = {"accuracy": float((answers.argmax(1) == data.test_y).float().mean())}
-    if outcome.belief is not None and data.wrong.any():
-        found["auroc"] = auroc(outcome.belief[0].cpu().gather(1, data.y[:, None])[:, 0], data.wrong)
+    if answer.quality is not None and data.wrong.any():
+        found["auroc"] = auroc(answer.quality.cpu(), data.wrong)
     return found
 
 
@@ -211,9 +226,14 @@ def summarise(records: list[Record]) -> list[Record]:
         if weights:
             row["weights"] = [fmean(column) for column in zip(*weights, strict=True)]
         if method == CHOSEN:
-            row["chosen"] = [r["chosen"] for r in own]
+            row["shares"] = _mean_shares(own)
         rows.append(row)
     return rows
+
+
+def _mean_shares(records: list[Record]) -> dict[str, float]:
+    names = dict.fromkeys(name for record in records for name in record["shares"])
+    return {name: fmean(record["shares"].get(name, 0.0) for record in records) for name in names}
 
 
 def claims(rows: list[Record]) -> tuple[Claim, ...]:
@@ -232,7 +252,7 @@ def claims(rows: list[Record]) -> tuple[Claim, ...]:
         spread = max(best["accuracy_spread"], chosen["accuracy_spread"], 0.005)
         figures = f"{chosen['accuracy']:.3f}; {best['method']} {best['accuracy']:.3f} ± {best['accuracy_spread']:.3f}"
         held = chosen["accuracy"] >= best["accuracy"] - spread
-        found.append(Claim(f"{cell}: the choice is as accurate as the best way", held, figures))
+        found.append(Claim(f"{cell}: as accurate as the best way", held, figures))
         if chosen.get("weights") and chosen["kind"] == "sources":
             right = min(chosen["weights"][g] for g in RIGHT)
             wrong = max(w for g, w in enumerate(chosen["weights"]) if g not in RIGHT)
@@ -260,11 +280,11 @@ def markdown(spec: WeightsSpec, rows: list[Record]) -> str:
                 f"{r[key]:.3f} ± {r[f'{key}_spread']:.3f}",
                 f"{r['auroc']:.3f} ± {r['auroc_spread']:.3f}" if "auroc" in r else "",
                 f"{r['s_taken']:.0f}",
-                ", ".join(r.get("chosen", [])),
+                ", ".join(f"{name} {share:.2f}" for name, share in r.get("shares", {}).items()),
             )
             for r in own
         ]
-        parts += [f"## {cell}\n", table(["method", key, "AUROC", "seconds", "chosen"], lines)]
+        parts += [f"## {cell}\n", table(["method", key, "AUROC", "seconds", "shares"], lines)]
     parts += [f"- {c.text}: {'yes' if c.held else '**no**'} ({c.figures})" for c in claims(rows)]
     return "\n".join([*parts, ""])
 
