@@ -17,7 +17,7 @@ import fsla
 from fsla.cleaning import transition
 from fsla.cleaning.choice import Candidate, choose, shares, split
 from fsla.cleaning.material import Material, evident, given, soft
-from fsla.cleaning.networks import maker, stacked
+from fsla.cleaning.networks import Pace, Stack, maker, stacked
 from fsla.cleaning.training import Lessons, cross_fit, train
 from fsla.cleaning.ways import Bench, usual, ways
 
@@ -216,20 +216,27 @@ def test_networks_trained_at_once_learn_what_each_would_alone():
             assert torch.equal(a, b) == same
     relabelled = train(m, lessons, soft(torch.stack([labels[0], labels[1].flip(-1)])))
     for number, same in enumerate([True, False, True]):
-        assert torch.equal(together[number].linear[0].weight, relabelled[number].linear[0].weight) == same
+        assert torch.equal(together[number].learnt[0].weight, relabelled[number].learnt[0].weight) == same
 
 
-def test_networks_side_by_side_answer_as_they_do_apart():
-    networks = [maker("dense", (2, 3), 4)() for _ in range(3)]
-    stack = stacked(networks)
-    x = torch.randn(3, 5, 2, 3)
-    apart = torch.stack([network(own) for network, own in zip(networks, x, strict=True)])
-    torch.testing.assert_close(stack(x), apart)
+@pytest.mark.parametrize(
+    ("kind", "shape"), [("linear", (6,)), ("dense", (2, 3)), ("cnn", (1, 28, 28)), ("cnn", (3, 9, 12))]
+)
+def test_networks_side_by_side_answer_as_they_do_apart(kind, shape):
+    networks = [maker(kind, shape, 4)() for _ in range(3)]
+    stack = Stack(networks)
+    x = torch.randn(3, 5, *shape)
+
+    def apart():
+        return torch.stack([network(own) for network, own in zip(networks, x, strict=True)])
+
+    torch.testing.assert_close(stack(x), apart())
     with torch.no_grad():
         for p in stack.parameters():
             p.mul_(2.0)
     stack.unstack()
-    torch.testing.assert_close(stack(x), torch.stack([network(own) for network, own in zip(networks, x, strict=True)]))
+    torch.testing.assert_close(stack(x), apart())
+    assert (stacked(networks) is None) == (kind == "cnn")
     assert stacked([*networks, nn.Linear(6, 4)]) is None
 
 
@@ -276,7 +283,7 @@ def test_which_ways_apply():
 
 def test_ways_share_what_they_have_in_common():
     trainings = []
-    bench = Bench(material(progress=lambda: trainings.append(1), bilevel_steps=5))
+    bench = Bench(material(progress=lambda: trainings.append(1), pace=Pace(bilevel_steps=5)))
     bench.go("group weights")
     first = len(trainings)
     assert first == 1 + 2  # FSLA, and a network a fold

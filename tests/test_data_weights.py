@@ -5,18 +5,8 @@ import torch
 from sklearn.metrics import roc_auc_score
 
 from fsla.data import load
-from fsla.experiments.data_weights import (
-    CHOSEN,
-    ORACLE,
-    PAPER,
-    Cell,
-    WeightsSpec,
-    auroc,
-    claims,
-    markdown,
-    reproduce,
-    summarise,
-)
+from fsla.experiments.data_weights import PAPER, Cell, WeightsSpec, auroc, reproduce
+from fsla.experiments.weights_report import CHOSEN, ORACLE, claims, markdown, summarise
 from fsla.experiments.weights_tasks import KINDS, RIGHT, make
 
 DIGITS = load("digits")
@@ -73,7 +63,7 @@ def test_claims_hold_within_the_spread_and_fail_beyond_it():
     assert claims(summarise(records([0.80, 0.82], [0.81, 0.83])))[0].held
     lost = summarise(records([0.70, 0.70], [0.80, 0.80]))
     assert not claims(lost)[0].held
-    text = markdown(WeightsSpec(seeds=2), lost)
+    text = markdown("Two seeds.", lost)
     assert "**mended labels**" in text
     assert "everything 0.50" in text
     near = records([0.2, 0.2], [0.3, 0.3], "regression 0.6, 100 trusted", "error", oracle=0.19)

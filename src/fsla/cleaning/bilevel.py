@@ -15,7 +15,6 @@ from fsla.cleaning.material import Material
 from fsla.front import FSLA
 from fsla.weights import SampleWeights
 
-BATCH = 256
 DECAY = 1e-2
 """Adam's weight decay, of which v knows. Without any, a run learns wrong labels by heart and v never settles."""
 KEPT = 2.0
@@ -43,7 +42,8 @@ def learn(material: Material, index: Tensor, count: int, shown: Tensor, number: 
 
     The steps of v and of the weights are automatic; the network moves by Adam.
     """
-    steps = material.bilevel_steps
+    steps = material.pace.bilevel_steps
+    batch = material.pace.bilevel_batch
     network = material.network(number)
     network.train()
     weights = SampleWeights(count).to(material.device)
@@ -56,7 +56,7 @@ def learn(material: Material, index: Tensor, count: int, shown: Tensor, number: 
     def outer_loss(model: nn.Module, weights: SampleWeights, j: Tensor) -> Tensor:
         return material.losses(model(material.samples(j)), j).mean()
 
-    adam = torch.optim.Adam(network.parameters(), lr=material.rate, weight_decay=DECAY)
+    adam = torch.optim.Adam(network.parameters(), lr=material.pace.rate, weight_decay=DECAY)
     opt = FSLA(network, weights, inner_loss=inner_loss, outer_loss=outer_loss, optimizer=adam, momentum="average")
     draw = torch.Generator(material.device).manual_seed(material.seed_of(number))
     curve = []
@@ -64,9 +64,9 @@ def learn(material: Material, index: Tensor, count: int, shown: Tensor, number: 
     kept = torch.full_like(mean, KEPT)
     late = steps // 2
     for k in range(steps):
-        i = torch.randint(material.mixed, (BATCH,), generator=draw, device=material.device)
-        j = torch.randint(len(shown), (min(BATCH, len(shown)),), generator=draw, device=material.device)
-        info = opt.step(i, shown[j], seed=material.seed_of(steps * number + k))
+        i = torch.randint(material.mixed, (batch,), generator=draw, device=material.device)
+        j = torch.randint(len(shown), (batch,), generator=draw, device=material.device)
+        info = opt.step(i, shown[j] if batch < len(shown) else shown, seed=material.seed_of(steps * number + k))
         with torch.no_grad():
             weights.logit.lerp_(kept, PULL * info.gate / (1 + k / FALL) ** 0.5)  # type: ignore[operator]
         if k >= late:

@@ -19,8 +19,9 @@ from fsla.checks import pick, whole_number
 from fsla.cleaning import store, tables
 from fsla.cleaning.choice import FOLDS, Choice, choose
 from fsla.cleaning.inputs import Array, coded, column, features, pick_device, scaling, spread
-from fsla.cleaning.material import BILEVEL_STEPS, Material
-from fsla.cleaning.networks import maker, rate
+from fsla.cleaning.material import Material
+from fsla.cleaning.networks import maker
+from fsla.cleaning.networks import pace as usual_pace
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -66,6 +67,7 @@ class _Trusting(BaseEstimator):  # type: ignore[misc]
         classes = 0 if regression else len(self.classes_)
         self._groups = None if groups is None else coded(column(groups, "groups", len(x)))
         self._targets = targets[: len(x)]
+        pace = usual_pace(self.model, self._shape)
         material = Material(
             self._scaling(both, device),
             targets.to(device),
@@ -75,9 +77,8 @@ class _Trusting(BaseEstimator):  # type: ignore[misc]
             groups=None if self._groups is None else self._groups.numbers.to(device),
             group_count=0 if self._groups is None else len(self._groups.names),
             seed=int(check_random_state(self.random_state).randint(2**20)),
-            rate=rate(self.model, self._shape),
+            pace=pace if self.bilevel_steps is None else pace._replace(bilevel_steps=self.bilevel_steps),
             steps=self.steps,
-            bilevel_steps=self.bilevel_steps or BILEVEL_STEPS,
             small=isinstance(self.model, str),
         )
         choice = choose(material, names=self.ways, folds=self.folds, enough=self.enough or (lambda: False))

@@ -14,11 +14,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from fsla.cleaning.networks import Maker
+from fsla.cleaning.networks import USUAL_PACE, Maker, Pace
 
-BILEVEL_STEPS = 1000
-"""In which FSLA learns the weights of groups or samples."""
-THREADED = 4096
+THREADED = 256
 """Numbers of a sample from which a pass on a CPU is worth more than one thread."""
 PREDICT = 8192
 """Samples of one forward pass outside of training."""
@@ -39,10 +37,9 @@ class Material:
     """Of the samples of mixed quality: from 0 to group_count - 1."""
     group_count: int = 0
     seed: int = 0
-    rate: float = 1e-3
-    """Adam's."""
+    pace: Pace = USUAL_PACE
     steps: int | None = None
-    bilevel_steps: int = BILEVEL_STEPS
+    """Of each training; by default from the number of samples."""
     small: bool = False
     """Whether the network is one of our own, which may be captured in a CUDA graph and need one thread on a CPU."""
     progress: Callable[[], None] = lambda: None
@@ -109,11 +106,12 @@ def evident(chances: Tensor) -> Losses:
     return lambda outputs, views, rows: -(outputs.log_softmax(-1) + logs[views, rows]).logsumexp(-1)
 
 
-def answers(network: nn.Module, x: Tensor, classes: int) -> Tensor:
-    """Probabilities of the classes, or the predicted numbers."""
+def answers(network: nn.Module, x: Tensor, classes: int, rows: Tensor | None = None) -> Tensor:
+    """Probabilities of the classes, or the predicted numbers, of all samples or of some rows."""
     network.eval()
+    rows = torch.arange(len(x), device=x.device) if rows is None else rows
     with torch.no_grad():
-        outputs = torch.cat([network(part) for part in torch.split(x, PREDICT)])
+        outputs = torch.cat([network(x.index_select(0, part)) for part in torch.split(rows, PREDICT)])
     return outputs.softmax(1) if classes else outputs[:, 0]
 
 

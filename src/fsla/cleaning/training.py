@@ -85,7 +85,7 @@ def _train(
 ) -> None:
     device = material.device
     on_gpu = device.type == "cuda"
-    optimizer = torch.optim.Adam(parameters, lr=material.rate, fused=not on_gpu, capturable=on_gpu)
+    optimizer = torch.optim.Adam(parameters, lr=material.pace.rate, fused=True, capturable=on_gpu)
     generator = torch.Generator(device).manual_seed(material.seed_of(lessons.numbers[0]))
     count = len(lessons.numbers)
     shown = pad_sequence(list(lessons.shown), batch_first=True)
@@ -189,9 +189,10 @@ def cross_fit(
     shape = (len(views), material.mixed, *([material.classes] if material.classes else []))
     unseen = torch.zeros(shape, device=material.device)
     made: list[list[nn.Module]] = [[] for _ in views]
-    for network, view, rows in zip(networks, of.tolist(), left_out, strict=True):
+    for network, view, part in zip(networks, of.tolist(), left_out, strict=True):
         made[view].append(network)
-        unseen[view, rows] += answers(network, material.x[: material.mixed][rows], material.classes) / repeats
+        rows = torch.nonzero(part)[:, 0]
+        unseen[view, rows] += answers(network, material.x, material.classes, rows) / repeats
     return CrossFit(made, material.classes, unseen)
 
 

@@ -31,6 +31,8 @@ ROUNDS = 3
 ALONE = "trusted samples alone"
 EVERYTHING = "everything"
 GROUPS = "group weights"
+BOTH = "groups and labels"
+WITH_GROUPS = (GROUPS, BOTH)
 SAMPLES = "sample weights"
 
 
@@ -188,5 +190,5 @@ def ways(material: Material) -> Ways:
     if material.groups is not None and material.group_count > 1:
         found[GROUPS] = Bench.group_weights
         if material.classes:
-            found["groups and labels"] = Bench.groups_and_labels
+            found[BOTH] = Bench.groups_and_labels
     return found | {SAMPLES: Bench.sample_weights}

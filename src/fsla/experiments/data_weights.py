@@ -11,8 +11,8 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
-from statistics import fmean, stdev
 from typing import Any, NamedTuple
 
 import torch
@@ -21,17 +21,16 @@ from torch import Tensor
 from fsla.checks import pick, whole_number
 from fsla.cleaning.choice import Trial
 from fsla.cleaning.inputs import scaling
-from fsla.cleaning.material import BILEVEL_STEPS, Material, threads
-from fsla.cleaning.networks import maker, rate
+from fsla.cleaning.material import Material, threads
+from fsla.cleaning.networks import maker, pace
 from fsla.cleaning.training import CrossFit, cross_fit
-from fsla.cleaning.ways import ways
+from fsla.cleaning.ways import EVERYTHING, WITH_GROUPS, ways
 from fsla.data import Images, fingerprint, load
 from fsla.experiments.folder import Folder, Record
-from fsla.experiments.report import Claim, Summary, table
+from fsla.experiments.report import Summary
+from fsla.experiments.weights_report import CHOSEN, CLEANLAB, ORACLE, claims, markdown, summarise
 from fsla.experiments.weights_tasks import KINDS, RIGHT, Mixed, make
 
-CHOSEN = "fsla"
-ORACLE = "right sources alone (known)"
 FIRST_SEED = 3
 Report = Callable[[str, int, int], None]
 
@@ -126,7 +125,7 @@ def _measured(
     records: list[Record] = []
 
     def judged(name: str, done: int, act: Callable[[], Answer]) -> None:
-        report(f"{cell.name}, seed {seed}", done, len(known) + 2)
+        report(f"{cell.name}, seed {seed}", done, len(known) + 3)
         start = time.perf_counter()
         answer = act()
         seconds = time.perf_counter() - start
@@ -135,7 +134,11 @@ def _measured(
 
     def one(trial: Trial, name: str) -> Answer:
         outcome = trial.final.go(name)
-        quality = trial.final.quality(trial.final.believed(outcome.fit.unseen)[0])[0] if material.classes else None
+        quality = None
+        if material.classes:
+            belief, _ = trial.final.believed(outcome.fit.unseen)
+            judge = trial.final.quality if name in WITH_GROUPS else material.chance_of_given
+            quality = judge(belief)[0]
         return Answer(outcome.fit.answers(0, test_x), quality, {})
 
     def together(trial: Trial) -> Answer:
@@ -151,9 +154,11 @@ def _measured(
         trying = time.perf_counter() - start
         for number, name in enumerate(known):
             judged(name, number, partial(one, trial, name))
+        if material.classes and find_spec("cleanlab") is not None:
+            judged(CLEANLAB, len(known), lambda: _cleanlab(trial, test_x))
         if data.groups is not None:
-            judged(ORACLE, len(known), lambda: Answer(_oracle(material).answers(0, test_x), None, {}))
-        judged(CHOSEN, len(known) + 1, partial(together, trial))
+            judged(ORACLE, len(known) + 1, lambda: Answer(_oracle(material).answers(0, test_x), None, {}))
+        judged(CHOSEN, len(known) + 2, partial(together, trial))
     taken = [candidate.name for candidate in trial.candidates if candidate.share]
     records[-1]["s_taken"] += trying + sum(r["s_taken"] for r in records if r["method"] in taken)
     return records
@@ -176,12 +181,25 @@ def _material(spec: WeightsSpec, data: Mixed, seed: int, device: torch.device) -
         groups=None if data.groups is None else data.groups.to(device),
         group_count=0 if data.groups is None else int(data.groups.max()) + 1,
         seed=seed,
-        rate=rate(model, shape),
+        pace=pace(model, shape),
         steps=None if spec.scale == "paper" else 150,
-        bilevel_steps=BILEVEL_STEPS if spec.scale == "paper" else BILEVEL_STEPS // 2,
         small=True,
     )
     return material, scale(data.test_x.numpy(), device)
+
+
+def _cleanlab(trial: Trial, test_x: Tensor) -> Answer:
+    """Confident learning: labels that the networks trained on everything find unlikely are left out."""
+    from cleanlab.filter import find_label_issues
+    from cleanlab.rank import get_label_quality_scores
+
+    material = trial.final.material
+    p = trial.final.go(EVERYTHING).fit.unseen[0].double().cpu().numpy()
+    y = material.given.cpu().numpy()
+    quality = torch.from_numpy(get_label_quality_scores(y, p))
+    kept = torch.from_numpy(~find_label_issues(y, p, n_jobs=1)).float()[None].to(material.device)
+    fit = cross_fit(material, [material.trusted], weight=kept, repeats=2)
+    return Answer(fit.answers(0, test_x), quality, {})
 
 
 def _oracle(material: Material) -> CrossFit:
@@ -208,85 +226,12 @@ def auroc(quality: Tensor, wrong: Tensor) -> float:
     return float(below.double().mean() / (2 * len(low)))
 
 
-# --------------------------------------------------------------------------------------------------------- summary
-
-
-def summarise(records: list[Record]) -> list[Record]:
-    """For each cell and method the mean and the spread over the seeds."""
-    rows: list[Record] = []
-    for cell, method in dict.fromkeys((r["cell"], r["method"]) for r in records):
-        own = [r for r in records if r["cell"] == cell and r["method"] == method]
-        row: Record = {"cell": cell, "kind": own[0]["kind"], "method": method, "seeds": len(own)}
-        for name in ("accuracy", "error", "auroc", "s_taken"):
-            values = [r[name] for r in own if r.get(name) is not None]
-            if values:
-                row[name] = fmean(values)
-                row[f"{name}_spread"] = stdev(values) if len(values) > 1 else 0.0
-        weights = [r["weights"] for r in own if r.get("weights")]
-        if weights:
-            row["weights"] = [fmean(column) for column in zip(*weights, strict=True)]
-        if method == CHOSEN:
-            row["shares"] = _mean_shares(own)
-        rows.append(row)
-    return rows
-
-
-def _mean_shares(records: list[Record]) -> dict[str, float]:
-    names = dict.fromkeys(name for record in records for name in record["shares"])
-    return {name: fmean(record["shares"].get(name, 0.0) for record in records) for name in names}
-
-
-def claims(rows: list[Record]) -> tuple[Claim, ...]:
-    """The targets, held or not."""
-    found = []
-    for cell in dict.fromkeys(r["cell"] for r in rows):
-        own = {r["method"]: r for r in rows if r["cell"] == cell}
-        chosen = own[CHOSEN]
-        others = [r for name, r in own.items() if name not in (CHOSEN, ORACLE)]
-        if "error" in chosen:
-            bound = 1.1 * own[ORACLE]["error"]
-            text = f"{cell}: within 10 % of training on the right sources alone"
-            found.append(Claim(text, chosen["error"] <= bound, f"{chosen['error']:.3f}, at most {bound:.3f}"))
-            continue
-        best = max(others, key=lambda r: r["accuracy"])
-        spread = max(best["accuracy_spread"], chosen["accuracy_spread"], 0.005)
-        figures = f"{chosen['accuracy']:.3f}; {best['method']} {best['accuracy']:.3f} ± {best['accuracy_spread']:.3f}"
-        held = chosen["accuracy"] >= best["accuracy"] - spread
-        found.append(Claim(f"{cell}: as accurate as the best way", held, figures))
-        if chosen.get("weights") and chosen["kind"] == "sources":
-            right = min(chosen["weights"][g] for g in RIGHT)
-            wrong = max(w for g, w in enumerate(chosen["weights"]) if g not in RIGHT)
-            text = f"{cell}: right sources weigh more than .8, wrong ones less than .2"
-            found.append(Claim(text, right > 0.8 and wrong < 0.2, f"at least {right:.2f}, at most {wrong:.2f}"))
-    return tuple(found)
-
-
-def markdown(spec: WeightsSpec, rows: list[Record]) -> str:
-    """summary.md: a table for each cell, the best in bold."""
-    parts = [
-        "# Which data to trust, measured\n",
+def _head(spec: WeightsSpec) -> str:
+    return (
         f"{spec.dataset}, {spec.count} samples, network {spec.model!r}, seeds {FIRST_SEED} to "
         f"{FIRST_SEED + spec.seeds - 1}. Mean and spread of the test accuracy (or root mean squared error), of the "
-        "AUROC of ranking wrong labels, and seconds.\n",
-    ]
-    for cell in dict.fromkeys(r["cell"] for r in rows):
-        own = [r for r in rows if r["cell"] == cell]
-        key = "error" if "error" in own[0] else "accuracy"
-        ranked = [r[key] for r in own if r["method"] != ORACLE]
-        best = min(ranked) if key == "error" else max(ranked)
-        lines = [
-            (
-                f"**{r['method']}**" if r[key] == best else r["method"],
-                f"{r[key]:.3f} ± {r[f'{key}_spread']:.3f}",
-                f"{r['auroc']:.3f} ± {r['auroc_spread']:.3f}" if "auroc" in r else "",
-                f"{r['s_taken']:.0f}",
-                ", ".join(f"{name} {share:.2f}" for name, share in r.get("shares", {}).items()),
-            )
-            for r in own
-        ]
-        parts += [f"## {cell}\n", table(["method", key, "AUROC", "seconds", "shares"], lines)]
-    parts += [f"- {c.text}: {'yes' if c.held else '**no**'} ({c.figures})" for c in claims(rows)]
-    return "\n".join([*parts, ""])
+        "AUROC of ranking wrong labels, and seconds.\n"
+    )
 
 
 def reproduce(
@@ -306,6 +251,6 @@ def reproduce(
     prints = {name: fingerprint(data) for name, data in images.items()}
     folder = Folder(out, "weights", replace(spec, kinds=()), prints)
     rows = summarise(run(spec, folder, images, torch.device(device), report))
-    summary = Summary(claims(rows), {"rows": rows}, markdown(spec, rows))
+    summary = Summary(claims(rows), {"rows": rows}, markdown(_head(spec), rows))
     summary.save(out)
     return summary
