@@ -8,6 +8,7 @@ from fsla.data import load
 from fsla.experiments.data_weights import PAPER, Cell, WeightsSpec, auroc, reproduce
 from fsla.experiments.weights_report import CHOSEN, ORACLE, claims, markdown, summarise
 from fsla.experiments.weights_tasks import KINDS, RIGHT, make
+from fsla.plots.weights import draw
 
 DIGITS = load("digits")
 
@@ -64,11 +65,18 @@ def test_claims_hold_within_the_spread_and_fail_beyond_it():
     lost = summarise(records([0.70, 0.70], [0.80, 0.80]))
     assert not claims(lost)[0].held
     text = markdown("Two seeds.", lost)
-    assert "**mended labels**" in text
+    assert "| **.800 ± .000** | .700 ± .000 |" in text
     assert "everything 0.50" in text
     near = records([0.2, 0.2], [0.3, 0.3], "regression 0.6, 100 trusted", "error", oracle=0.19)
     assert claims(summarise(near))[0].held
     assert not claims(summarise([r | {"error": 0.25} if r["method"] == CHOSEN else r for r in near]))[0].held
+
+
+def test_the_figure_shows_every_method(tmp_path):
+    rows = summarise(records([0.80, 0.82], [0.81, 0.83]))
+    (path,) = draw(tmp_path, rows)
+    assert path.stat().st_size > 10_000
+    assert draw(tmp_path, summarise(records([0.2, 0.2], [0.3, 0.3], "regression 0.6, 100 trusted", "error"))) == []
 
 
 def test_cells_cover_what_was_asked():
@@ -85,7 +93,7 @@ def test_cells_cover_what_was_asked():
 @pytest.mark.slow
 def test_the_smoke_scale_runs_and_resumes(tmp_path):
     spec = WeightsSpec(kinds=("regression",))
-    first = reproduce(tmp_path / "out", spec)
+    _, first = reproduce(tmp_path / "out", spec)
     assert any("right sources alone" in claim.text for claim in first.claims)
-    again = reproduce(tmp_path / "out", spec)
+    _, again = reproduce(tmp_path / "out", spec)
     assert again.text == first.text

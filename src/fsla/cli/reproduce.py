@@ -110,18 +110,19 @@ def weights(
     """Not in the paper: which data to trust, measured on data made bad on purpose, against the alternatives."""
     from fsla.experiments.data_weights import WeightsSpec, reproduce
     from fsla.experiments.reproduce import device_of
+    from fsla.plots.weights import draw
 
     spec = WeightsSpec(scale, seeds, tuple(kind.strip() for kind in kinds.split(",") if kind.strip()))
     with run_bar() as progress:
         task = progress.add_task("weights", total=None)
-        summary = reproduce(
+        rows, summary = reproduce(
             out,
             spec,
             data_dir=data_dir,
             device=device_of(device),
             report=lambda name, done, total: progress.update(task, description=name, completed=done, total=total),
         )
-    _show(out, summary, [])
+    _show(out, summary, draw(out, rows))
 
 
 def _cleaning(plan: Plan) -> None:

@@ -241,8 +241,8 @@ def reproduce(
     data_dir: Path | None = None,
     device: torch.device | str = "cpu",
     report: Report = lambda name, done, total: None,
-) -> Summary:
-    """Does the cells that the folder lacks, and writes the summary."""
+) -> tuple[list[Record], Summary]:
+    """Does the cells that the folder lacks, and writes the summary; returns its rows too."""
     names = [
         spec.dataset,
         *(["mnist"] if spec.scale == "paper" and any(c.kind == "sources" for c in spec.cells) else []),
@@ -253,4 +253,4 @@ def reproduce(
     rows = summarise(run(spec, folder, images, torch.device(device), report))
     summary = Summary(claims(rows), {"rows": rows}, markdown(_head(spec), rows))
     summary.save(out)
-    return summary
+    return rows, summary

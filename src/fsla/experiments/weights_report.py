@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from statistics import fmean, stdev
 
+from fsla.cleaning.ways import ALONE, EVERYTHING, SAMPLES, WITH_GROUPS
 from fsla.experiments.folder import Record
 from fsla.experiments.report import Claim, table
 from fsla.experiments.weights_tasks import RIGHT
@@ -11,6 +12,9 @@ from fsla.experiments.weights_tasks import RIGHT
 CHOSEN = "fsla"
 CLEANLAB = "cleanlab"
 ORACLE = "right sources alone (known)"
+ALTERNATIVES = (ALONE, EVERYTHING, "self-training", "mended labels", SAMPLES, CLEANLAB)
+"""What one could do instead."""
+METHODS = (*ALTERNATIVES, *WITH_GROUPS)
 
 
 def summarise(records: list[Record]) -> list[Record]:
@@ -41,46 +45,89 @@ def _mean_shares(records: list[Record]) -> dict[str, float]:
 def claims(rows: list[Record]) -> tuple[Claim, ...]:
     """The targets, held or not."""
     found = []
-    for cell in dict.fromkeys(r["cell"] for r in rows):
-        own = {r["method"]: r for r in rows if r["cell"] == cell}
-        chosen = own[CHOSEN]
-        others = [r for name, r in own.items() if name not in (CHOSEN, ORACLE)]
-        if "error" in chosen:
+    for own in _by_cell(rows):
+        cell = own[CHOSEN]["cell"]
+        weights = own[CHOSEN].get("weights")
+        if "error" in own[CHOSEN]:
             bound = 1.1 * own[ORACLE]["error"]
+            reached = own[CHOSEN]["error"]
             text = f"{cell}: within 10 % of training on the right sources alone"
-            found.append(Claim(text, chosen["error"] <= bound, f"{chosen['error']:.3f}, at most {bound:.3f}"))
+            found.append(Claim(text, reached <= bound, f"{reached:.3f}, at most {bound:.3f}"))
             continue
-        best = max(others, key=lambda r: r["accuracy"])
-        spread = max(best["accuracy_spread"], chosen["accuracy_spread"], 0.005)
-        figures = f"{chosen['accuracy']:.3f}; {best['method']} {best['accuracy']:.3f} ± {best['accuracy_spread']:.3f}"
-        held = chosen["accuracy"] >= best["accuracy"] - spread
-        found.append(Claim(f"{cell}: as accurate as the best way", held, figures))
-        if chosen.get("weights") and chosen["kind"] == "sources":
-            right = min(chosen["weights"][g] for g in RIGHT)
-            wrong = max(w for g, w in enumerate(chosen["weights"]) if g not in RIGHT)
+        for key, what in (("accuracy", "as accurate as the best other"), ("auroc", "ranks wrong labels as well")):
+            if key in own[CHOSEN]:
+                held, figures = _compared(own, key)
+                found.append(Claim(f"{cell}: {what}", held, figures))
+        if weights and own[CHOSEN]["kind"] == "sources":
+            right = min(weights[g] for g in RIGHT)
+            wrong = max(weight for g, weight in enumerate(weights) if g not in RIGHT)
             text = f"{cell}: right sources weigh more than .8, wrong ones less than .2"
             found.append(Claim(text, right > 0.8 and wrong < 0.2, f"at least {right:.2f}, at most {wrong:.2f}"))
     return tuple(found)
 
 
+def _compared(own: dict[str, Record], key: str) -> tuple[bool, str]:
+    """Whether the product reaches the best alternative, within the larger spread of the two, or half a hundredth."""
+    others = [row for name, row in own.items() if name in ALTERNATIVES and key in row]
+    best = max(others, key=lambda row: row[key])
+    spread = max(best[f"{key}_spread"], own[CHOSEN][f"{key}_spread"], 0.005)
+    figures = f"{_shown(own[CHOSEN], key)}; {best['method']} {_shown(best, key)}"
+    return own[CHOSEN][key] >= best[key] - spread, figures
+
+
+def _by_cell(rows: list[Record]) -> list[dict[str, Record]]:
+    cells = dict.fromkeys(row["cell"] for row in rows)
+    return [{row["method"]: row for row in rows if row["cell"] == cell} for cell in cells]
+
+
+def _shown(row: Record, key: str) -> str:
+    spread = f" ± {row[f'{key}_spread']:.3f}" if row["seeds"] > 1 else ""
+    return (f"{row[key]:.3f}" + spread).replace("0.", ".")
+
+
 def markdown(head: str, rows: list[Record]) -> str:
-    """summary.md: a table for each cell, the best in bold."""
-    parts = ["# Which data to trust, measured\n", head]
-    for cell in dict.fromkeys(r["cell"] for r in rows):
-        own = [r for r in rows if r["cell"] == cell]
-        key = "error" if "error" in own[0] else "accuracy"
-        ranked = [r[key] for r in own if r["method"] != ORACLE]
-        best = min(ranked) if key == "error" else max(ranked)
-        lines = [
-            (
-                f"**{r['method']}**" if r[key] == best else r["method"],
-                f"{r[key]:.3f} ± {r[f'{key}_spread']:.3f}",
-                f"{r['auroc']:.3f} ± {r['auroc_spread']:.3f}" if "auroc" in r else "",
-                f"{r['s_taken']:.0f}",
-                ", ".join(f"{name} {share:.2f}" for name, share in r.get("shares", {}).items()),
-            )
-            for r in own
-        ]
-        parts += [f"## {cell}\n", table(["method", key, "AUROC", "seconds", "shares"], lines)]
-    parts += [f"- {c.text}: {'yes' if c.held else '**no**'} ({c.figures})" for c in claims(rows)]
-    return "\n".join([*parts, ""])
+    """summary.md: a table for each measure, a line for each cell, the best in bold."""
+    cells = _by_cell(rows)
+    shares = [
+        (own[CHOSEN]["cell"], ", ".join(f"{name} {share:.2f}" for name, share in own[CHOSEN]["shares"].items()))
+        for own in cells
+    ]
+    parts = [
+        "# Which data to trust, measured\n",
+        head,
+        "## Test accuracy\n",
+        _table(cells, "accuracy"),
+        "## AUROC of ranking the wrong labels\n",
+        _table(cells, "auroc"),
+        "## Root mean squared error of regressions\n",
+        _table(cells, "error"),
+        "## Seconds\n",
+        _table(cells, "s_taken"),
+        "## Shares of the ways in the model\n",
+        table(["cell", "shares"], shares),
+        "## Targets\n",
+        table(
+            ["target", "held", "figures"], [(c.text, "yes" if c.held else "**no**", c.figures) for c in claims(rows)]
+        ),
+    ]
+    return "\n".join(parts)
+
+
+def _table(cells: list[dict[str, Record]], key: str) -> str:
+    measured = [own for own in cells if key in own[CHOSEN]]
+    names = [name for name in (*METHODS, CHOSEN, ORACLE) if any(key in own.get(name, {}) for own in measured)]
+    return table(["cell", "seeds", *names], [_line(own, names, key) for own in measured])
+
+
+def _line(own: dict[str, Record], names: list[str], key: str) -> list[object]:
+    best = (min if key == "error" else max)(row[key] for name, row in own.items() if name != ORACLE and key in row)
+    line: list[object] = [own[CHOSEN]["cell"], own[CHOSEN]["seeds"]]
+    for name in names:
+        row = own.get(name, {})
+        if key not in row:
+            line.append(None)
+        elif key == "s_taken":
+            line.append(f"{row[key]:.0f}")
+        else:
+            line.append(f"**{_shown(row, key)}**" if row[key] == best and name != ORACLE else _shown(row, key))
+    return line
