@@ -159,6 +159,56 @@ def test_arrays(tmp_path, quick):
     assert given.groups.tolist()[:3] == ["0", "1", "0"]
 
 
+def test_plain_and_structured_arrays_are_tables(tmp_path):
+    np.save(tmp_path / "plain.npy", np.array([[0.5, 1.0, 2.0], [0.25, 3.0, 0.0]]))
+    plain = read(tmp_path / "plain.npy", Columns(label="price", group="x1"))
+    assert plain.y.tolist() == [2, 0]
+    assert plain.names == ["x0"]
+    assert plain.groups.tolist() == ["1.0", "3.0"]
+    kinds = [("a", "f4"), ("source", "U3"), ("label", "U3")]
+    np.save(tmp_path / "named.npy", np.array([(1.0, "web", "cat"), (2.0, "lab", "dog")], dtype=kinds))
+    named = read(tmp_path / "named.npy", Columns(group="source"))
+    assert named.y.tolist() == ["cat", "dog"]
+    assert named.x.tolist() == [[1.0], [2.0]]
+
+
+def test_a_label_seen_only_once_ends_well(files, quick):
+    """Among the samples of mixed quality it cannot be checked, among the trusted ones it can be suggested."""
+    table = pd.read_csv(files / "data.csv")
+    table.loc[3, "label"] = "unicorn"
+    table.to_csv(files / "data.csv", index=False)
+    trusted = pd.read_csv(files / "trusted.csv")
+    trusted.loc[5, "label"] = "phoenix"
+    trusted.to_csv(files / "trusted.csv", index=False)
+    done = cleaned(files)
+    assert done.code == 0, done.text
+    assert "No trusted sample has the label unicorn" in done.text
+    issues = pd.read_csv(files / "out" / "issues.csv").set_index("given_label")
+    assert issues.loc["unicorn", "suggested_label"] == "unicorn"
+
+
+@pytest.mark.slow
+def test_two_million_rows(tmp_path, quick):
+    random = np.random.default_rng(0)
+    count = 2_000_000
+    true = random.integers(2, size=count)
+    x = true[:, None] + 0.3 * random.standard_normal((count, 2))
+    wrong = random.random(count) < 0.2
+    table = pd.DataFrame({"a": x[:, 0], "b": x[:, 1], "label": np.where(wrong, 1 - true, true)})
+    table["source"] = np.where(np.arange(count) % 2, "web", "lab")
+    table.to_parquet(tmp_path / "data.parquet")
+    table.head(200).assign(label=true[:200]).to_csv(tmp_path / "trusted.csv", index=False)
+    done = run(
+        "clean", tmp_path / "data.parquet", "--trusted", tmp_path / "trusted.csv", "--group", "source",
+        "--out", tmp_path / "out",
+    )  # fmt: skip
+    assert done.code == 0, done.text
+    summary = json.loads((tmp_path / "out" / "summary.json").read_text())
+    assert summary["noise_rate"] == pytest.approx(0.2, abs=0.03)
+    with (tmp_path / "out" / "issues.csv").open() as file:
+        assert sum(1 for _ in file) == count + 1
+
+
 # -------------------------------------------------------------------------------------------------------- bad input
 
 
@@ -167,6 +217,10 @@ def bad_tables(tmp_path):
     (tmp_path / "garbage.csv").write_bytes(bytes(range(256)) * 20)
     (tmp_path / "garbage.parquet").write_bytes(b"PAR1 nothing")
     (tmp_path / "garbage.npz").write_bytes(gzip.compress(b"nothing"))
+    (tmp_path / "garbage.npy").write_bytes(b"nothing")
+    (tmp_path / "blank.npy").write_bytes(b"")
+    np.save(tmp_path / "flat.npy", np.zeros(5))
+    np.save(tmp_path / "object.npy", np.array([["a", None]], dtype=object))
     (tmp_path / "empty.csv").write_text("a,label\n")
     table.assign(a=np.where(np.arange(30) == 3, np.nan, table["a"])).to_csv(tmp_path / "nan.csv", index=False)
     table.assign(a=np.where(np.arange(30) == 3, np.inf, table["a"])).to_csv(tmp_path / "inf.csv", index=False)
@@ -189,11 +243,15 @@ def bad_tables(tmp_path):
     ("name", "columns", "text"),
     [
         ("missing.csv", {}, "must be a file or a folder. There is none"),
-        ("data.txt", {}, r"must be a table \(.csv, .tsv, .parquet\)"),
+        ("data.txt", {}, r"must be a table \(.csv, .tsv, .parquet, .npy\)"),
         ("garbage.csv", {}, "garbage.csv must"),
         ("garbage.parquet", {}, "must be a table that can be read"),
         ("garbage.npz", {}, "must be an .npz file of plain arrays"),
         ("object.npz", {}, "must be an .npz file of plain arrays"),
+        ("garbage.npy", {}, "must be a table that can be read"),
+        ("blank.npy", {}, "must be a table that can be read"),
+        ("object.npy", {}, "must be a table that can be read"),
+        ("flat.npy", {}, r"the label in its last column. It has the shape \(5,\)"),
         ("nothing.npz", {}, "must hold the arrays X and y. It holds: Z"),
         ("short.npz", {}, "y in .* must have a value for each of the 5 samples. Got 4"),
         ("empty.csv", {}, "at least one row"),

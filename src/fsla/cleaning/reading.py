@@ -1,4 +1,4 @@
-"""Data from files: tables (CSV, Parquet), arrays (.npz), or a folder of class folders of images."""
+"""Data from files: tables (CSV, Parquet, .npy), arrays (.npz), or a folder of class folders of images."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 IMAGES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff")
-TABLES = (".csv", ".tsv", ".parquet")
+TABLES = (".csv", ".tsv", ".parquet", ".npy")
 FEW = 20
 """Up to so many different texts a column is a category, and becomes a feature for each."""
 PIXELS = 64 * 1024 * 1024
@@ -88,7 +88,7 @@ def read(path: Path, columns: Columns, like: Given | None = None) -> Given:
 
 
 def _from_table(path: Path, columns: Columns, like: Given | None) -> Given:
-    table = _table(path)
+    table = _table(path, columns.label)
     if not len(table):
         raise ValueError(f"{path} must have at least one row. It has none.")
     roles = {"--label": columns.label, "--id": columns.id, "--group": columns.group}
@@ -113,19 +113,37 @@ def _from_table(path: Path, columns: Columns, like: Given | None) -> Given:
     return Given(x, _labels(table[columns.label], path), ids, groups, trusted, table, names, used)
 
 
-def _table(path: Path) -> pd.DataFrame:
+def _table(path: Path, label: str) -> pd.DataFrame:
     import pandas as pd
 
     try:
         if path.suffix.lower() == ".parquet":
             return pd.read_parquet(path)
+        if path.suffix.lower() == ".npy":
+            return _rows_of(np.load(path, allow_pickle=False), label)
         return pd.read_csv(path, sep="\t" if path.suffix.lower() == ".tsv" else ",")
     except ImportError as error:
         raise ValueError(f"{path} needs pyarrow to be read. Install it: pip install 'fsla[parquet]'.") from error
-    except (ValueError, OSError) as error:  # pandas' parser errors are ValueErrors, pyarrow's too
+    except (ValueError, OSError, EOFError) as error:  # pandas' parser errors are ValueErrors, pyarrow's too
         if isinstance(error, OSError) and error.strerror is not None:
             raise
         raise ValueError(f"{path} must be a table that can be read. It cannot: {str(error).splitlines()[0]}") from error
+
+
+def _rows_of(array: Array, label: str) -> pd.DataFrame:
+    """A structured array by its names; a plain one as features x0, x1 … with the label in the last column."""
+    import pandas as pd
+
+    if array.dtype.names is not None:
+        return pd.DataFrame(array)
+    if array.ndim != 2 or array.shape[1] < 2:
+        raise ValueError(
+            f"an array must have a row for each sample, the label in its last column. It has the shape {array.shape}."
+        )
+    table = pd.DataFrame(array, columns=[*(f"x{i}" for i in range(array.shape[1] - 1)), label])
+    if array.dtype.kind == "f" and (np.mod(array[:, -1], 1) == 0).all():
+        table[label] = table[label].astype(np.int64)
+    return table
 
 
 def _features(
