@@ -270,7 +270,7 @@ def test_each_class_is_spread_over_the_folds():
 
 
 def test_which_ways_apply():
-    assert list(ways(material()))[4:] == ["group weights", "groups and labels", "sample weights"]
+    assert list(ways(material()))[5:] == ["group weights", "groups and labels", "sample weights"]
     assert "group weights" not in ways(material(groups=None))
     assert list(usual(material()))[-1] == "groups and labels"
     assert list(usual(material(groups=None)))[-1] == "mended labels"

@@ -81,11 +81,13 @@ class Labels(NamedTuple):
     belief: Tensor
     """(mixed, classes): what each may be."""
     quality: Tensor
-    """How far each is believed, times the weight of its group."""
+    """How far each is believed, with T and without, times the weight of its group."""
     transition: Tensor
     """T, the mean of the groups' where there are several."""
-    noise_rates: list[float]
-    """The share of wrong ones, by each fold."""
+    noise_rate: float
+    """The share of wrong ones."""
+    noise_rates: tuple[float, float]
+    """Between which it lies: what T explains, and all that the networks doubt."""
 
 
 @dataclass
@@ -172,10 +174,19 @@ class Trial:
         )
 
     def _labels(self, taken: Sequence[Candidate]) -> Labels:
-        belief, transition = self.final.believed(_mixed(taken, self.final))
-        held_out, _ = self._held.believed(_mixed(taken, self._held))
-        rates = (1 - self.final.material.chance_of_given(held_out)).mean(1)
-        return Labels(belief[0], self.final.quality(belief)[0], transition[0], rates.tolist())
+        p = _mixed(taken, self.final)
+        belief, transition = self.final.believed(p)
+        quality = self.final.quality(p, belief)
+        held_p = _mixed(taken, self._held)
+        held_belief, _ = self._held.believed(held_p)
+        explained = self._rates(torch.cat([belief, held_belief]))
+        doubted = self._rates(torch.cat([p, held_p]))
+        rates = (min(explained), max(doubted + explained))
+        return Labels(belief[0], quality[0], transition[0], explained[0], rates)
+
+    def _rates(self, belief: Tensor) -> list[float]:
+        rates: list[float] = (1 - self.final.material.chance_of_given(belief)).mean(1).tolist()
+        return rates
 
 
 def shares(candidates: Sequence[Candidate]) -> list[float]:
@@ -204,7 +215,8 @@ def _together(taken: Sequence[Candidate]) -> Candidate:
 
 def _mixed(taken: Sequence[Candidate], bench: Bench) -> Tensor:
     """What the mixture says of the samples of mixed quality, in each view."""
-    return torch.stack([candidate.share * bench.go(candidate.name).fit.unseen for candidate in taken]).sum(0)
+    parts = [c.share * tempered(bench.go(c.name).fit.unseen, c.temperature) for c in taken]
+    return torch.stack(parts).sum(0)
 
 
 def _mean(weighed: Sequence[Weighed]) -> list[Weighed]:

@@ -183,11 +183,12 @@ class HyperCleaner(ClassifierMixin, _Trusting):  # type: ignore[misc]
         enough: a function that says when time is up; ways that are left are then skipped.
 
     Attributes:
-        label_quality_: one number in [0, 1] a sample: the probability of its label, times the weight of its group;
+        label_quality_: one number in [0, 1] a sample: how far its label is believed, times the weight of its group;
             the lower, the worse.
         suggested_: the most probable label of each sample, and its probability in suggested_probability_.
         transition_: T[c, y], the chance that a sample of class c is given the label y.
-        noise_rate_: the share of wrong labels, and noise_rate_interval_.
+        noise_rate_: the share of wrong labels as far as flips between classes explain them, and noise_rate_interval_,
+            from there to all that the networks doubt.
         sample_weight_: for any other estimator's `fit`.
         weights_: of the groups, where given: a table of group, samples, weight, low, high and verdict.
         candidates_: the ways that were tried, with the trusted log-likelihood that each reached and its share in the
@@ -206,9 +207,8 @@ class HyperCleaner(ClassifierMixin, _Trusting):  # type: ignore[misc]
         self.suggested_ = self.classes_[self._suggested]
         self.suggested_probability_ = probability.double().cpu().numpy()
         self.transition_ = labels.transition.double().cpu().numpy()
-        chance = labels.belief.cpu().gather(1, self._targets[:, None])[:, 0].double().numpy()
-        self.noise_rate_ = float(1 - chance.mean())
-        self.noise_rate_interval_ = tables.interval(self.noise_rate_, labels.noise_rates, chance)
+        self.noise_rate_ = labels.noise_rate
+        self.noise_rate_interval_ = tables.interval(labels.noise_rates, len(self._given))
         return self
 
     def find_label_issues(self) -> pd.DataFrame:

@@ -38,9 +38,9 @@ class Mixture(NamedTuple):
 
 def tempered(answers: Tensor, temperature: float) -> Tensor:
     """p^(1 / temperature), normalised; numbers as they are."""
-    if answers.ndim == 1:
+    if temperature == 1.0:
         return answers
-    return (answers.clamp(min=SMALLEST).log() / temperature).softmax(1)
+    return (answers.clamp(min=SMALLEST).log() / temperature).softmax(-1)
 
 
 def likelihood(answers: Tensor, truths: Tensor) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -51,9 +52,9 @@ def weights(names: Array, numbers: Tensor, choice: Choice) -> pd.DataFrame:
     return table.sort_values("weight", ascending=False, kind="stable", ignore_index=True)
 
 
-def interval(rate: float, rates: list[float], quality: Array) -> tuple[float, float]:
-    """From the lowest to the highest of the folds, and twice the standard error of a count beyond."""
-    error = 2 * float(np.sqrt((quality * (1 - quality)).sum())) / len(quality)
-    low = min([rate, *rates]) - error
-    high = max([rate, *rates]) + error
+def interval(rates: tuple[float, float], samples: int) -> tuple[float, float]:
+    """The two rates, and twice the standard error of a count beyond."""
+    low, high = rates
+    low -= 2 * math.sqrt(low * (1 - low) / samples)
+    high += 2 * math.sqrt(high * (1 - high) / samples)
     return max(0.0, low), min(1.0, high)

@@ -136,6 +136,7 @@ def _replay(step: Callable[[], None], steps: int, generator: torch.Generator) ->
         step()
     for _ in range(steps - WARM_UP):
         graph.replay()
+    torch.cuda.current_stream().synchronize()  # what the graph holds is freed with it
 
 
 def _steps(material: Material, seen: Tensor | None) -> int:

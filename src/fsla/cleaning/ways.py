@@ -2,6 +2,7 @@
 
     trusted samples alone    what can be had without the rest
     everything               doing nothing: all samples count alike
+    agreement                labels that networks trained on everything do not predict are left out
     self-training            a sample counts as far as its label is believed
     mended labels            EM with a transition matrix (one for each group), and training on what a label may be
     group weights            a weight for each group, learnt by FSLA on the trusted samples
@@ -30,6 +31,9 @@ from fsla.cleaning.training import CrossFit, cross_fit, trusted_alone
 ROUNDS = 3
 ALONE = "trusted samples alone"
 EVERYTHING = "everything"
+AGREEMENT = "agreement"
+SELF = "self-training"
+MENDED = "mended labels"
 GROUPS = "group weights"
 BOTH = "groups and labels"
 WITH_GROUPS = (GROUPS, BOTH)
@@ -88,6 +92,10 @@ class Bench:
     def everything(self) -> Outcome:
         return self._trained(self._all)
 
+    def agreement(self) -> Outcome:
+        said = self.go(EVERYTHING).fit.unseen.argmax(-1)
+        return self._trained(self._where_checked((said == self.material.given).float()))
+
     def self_training(self) -> Outcome:
         fit = self.alone
         for _ in range(ROUNDS - 1):
@@ -119,9 +127,12 @@ class Bench:
             found = (shares[:, None, None] * found).sum(1)
         return belief, found
 
-    def quality(self, belief: Tensor) -> Tensor:
-        """How far each given label is believed, times the weight of its group where that is known."""
-        chance = self.material.chance_of_given(belief)
+    def quality(self, p: Tensor, belief: Tensor) -> Tensor:
+        """How far each given label is believed, without T and with it, times the weight of its group where known.
+
+        T knows of flips between classes, and nothing of samples that are hard: the mean of both ranks best.
+        """
+        chance = (self._trust(p) + self.material.chance_of_given(belief)) / 2
         return chance * self._by_sample(self.groups) if self.groups else chance
 
     # ------------------------------------------------------------------------------------------------------- shared
@@ -158,8 +169,12 @@ class Bench:
         return cross_fit(self.material, self.views, weight=weight, losses=losses, repeats=repeats)
 
     def _trust(self, p: Tensor) -> Tensor:
-        """The probability of each given label; 1 where it cannot be checked."""
-        return torch.where(self.checked[:, self.material.given], self.material.chance_of_given(p), 1.0)
+        """The probability of each given label."""
+        return self._where_checked(self.material.chance_of_given(p))
+
+    def _where_checked(self, values: Tensor) -> Tensor:
+        """Of each sample; 1 where its label cannot be checked."""
+        return torch.where(self.checked[:, self.material.given], values, 1.0)
 
     def _transition(self, p: Tensor, weight: Tensor | None = None) -> Tensor:
         material = self.material
@@ -186,7 +201,7 @@ def ways(material: Material) -> Ways:
     """Those that apply: some need groups, some need classes."""
     found: Ways = {ALONE: Bench.trusted_alone, EVERYTHING: Bench.everything}
     if material.classes:
-        found |= {"self-training": Bench.self_training, "mended labels": Bench.mended_labels}
+        found |= {AGREEMENT: Bench.agreement, SELF: Bench.self_training, MENDED: Bench.mended_labels}
     if material.groups is not None and material.group_count > 1:
         found[GROUPS] = Bench.group_weights
         if material.classes:

@@ -18,9 +18,7 @@ if TYPE_CHECKING:
 
 Data = Annotated[
     Path | None,
-    typer.Argument(
-        help="A table (.csv, .tsv, .parquet, .npy), an .npz of X and y, or a folder of class folders."
-    ),
+    typer.Argument(help="A table (.csv, .tsv, .parquet, .npy), an .npz of X and y, or a folder of class folders."),
 ]
 Trusted = Annotated[Path | None, typer.Option(help="The samples that are trusted, in the same form.")]
 Out = Annotated[Path, typer.Option(help="Folder for the tables, the model and report.html.")]

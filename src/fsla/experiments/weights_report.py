@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from statistics import fmean, stdev
 
-from fsla.cleaning.ways import ALONE, EVERYTHING, SAMPLES, WITH_GROUPS
+from fsla.cleaning.ways import AGREEMENT, ALONE, EVERYTHING, MENDED, SAMPLES, SELF, WITH_GROUPS
 from fsla.experiments.folder import Record
 from fsla.experiments.report import Claim, table
 from fsla.experiments.weights_tasks import RIGHT
@@ -12,7 +12,7 @@ from fsla.experiments.weights_tasks import RIGHT
 CHOSEN = "fsla"
 CLEANLAB = "cleanlab"
 ORACLE = "right sources alone (known)"
-ALTERNATIVES = (ALONE, EVERYTHING, "self-training", "mended labels", SAMPLES, CLEANLAB)
+ALTERNATIVES = (ALONE, EVERYTHING, AGREEMENT, SELF, MENDED, SAMPLES, CLEANLAB)
 """What one could do instead."""
 METHODS = (*ALTERNATIVES, *WITH_GROUPS)
 

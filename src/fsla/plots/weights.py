@@ -10,13 +10,10 @@ from fsla.experiments.folder import Record
 from fsla.experiments.weights_report import CHOSEN, METHODS, ORACLE
 from fsla.plots.style import BP, CG, FSLA, GREY, NS, figure
 
-_LOOKS = dict(
-    zip(
-        METHODS,
-        [(GREY, "v"), (GREY, "s"), (NS, "^"), (BP, "D"), ("#E69F00", "x"), ("#571C00", "+"), (CG, "<"), (CG, ">")],
-        strict=True,
-    )
-) | {CHOSEN: (FSLA, "o"), ORACLE: ("black", "|")}
+_COLOURS = (GREY, GREY, "#56B4E9", NS, BP, "#E69F00", "#571C00", CG, CG)
+_MARKERS = ("v", "s", "P", "^", "D", "x", "+", "<", ">")
+_LOOKS = dict(zip(METHODS, zip(_COLOURS, _MARKERS, strict=True), strict=True))
+_LOOKS |= {CHOSEN: (FSLA, "o"), ORACLE: ("black", "|")}
 _MEASURES = {"accuracy": "test accuracy", "auroc": "AUROC of ranking wrong labels"}
 
 
