@@ -1,16 +1,18 @@
-# `make demo` and `make test` do all set-up by themselves; a second run installs nothing.
+# `make demo`, `make paper` and `make test` do all set-up by themselves; a second run installs nothing.
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test lint format clean
+.PHONY: demo paper test lint format clean
 
 demo: $(READY)
 	rm -rf out/demo
-	$(BIN)/fsla clean --demo --out out/demo/clean
-	$(BIN)/fsla reproduce synthetic --seeds 3 --out out/demo/synthetic
-	$(BIN)/fsla reproduce overview --scale smoke --out out/demo/cleaning
+	$(BIN)/fsla clean --demo --out out/demo
+
+paper: $(READY)
+	$(BIN)/fsla reproduce synthetic --seeds 3 --out out/paper/synthetic
+	$(BIN)/fsla reproduce overview --scale smoke --out out/paper/cleaning
 
 test: $(READY) lint
 	$(BIN)/python -m pytest

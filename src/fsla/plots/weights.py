@@ -39,9 +39,19 @@ def _panel(ax: Axes, rows: list[Record], cells: list[str], key: str) -> None:
     for method, (colour, marker) in _LOOKS.items():
         own = [row for row in rows if row["method"] == method and key in row]
         if own:
-            size = 90 if method in (CHOSEN, ORACLE) else 45
             level = [cells.index(row["cell"]) for row in own]
-            ax.scatter([row[key] for row in own], level, s=size, c=colour, marker=marker, label=method, zorder=3)
+            ring = method == CHOSEN  # which hides nothing
+            ax.scatter(
+                [row[key] for row in own],
+                level,
+                s=130 if method in (CHOSEN, ORACLE) else 45,
+                c="none" if ring else colour,
+                edgecolors=colour if ring else None,
+                linewidths=2.4 if ring else None,
+                marker=marker,
+                label=method,
+                zorder=3,
+            )
     chosen = [row for row in rows if row["method"] == CHOSEN and key in row]
     ax.errorbar(
         [row[key] for row in chosen],
