@@ -150,3 +150,29 @@ def plain_algorithm_1(
         lam, omega, v = lam_new, omega_new, v_new
         trajectory.append((lam, omega, v, d))
     return trajectory
+
+
+# ------------------------------------------------------------------- a weight for each class, by a module of one's own
+
+
+class ClassWeights(nn.Module):
+    def __init__(self, n: int = 3) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.zeros(n, dtype=F64))
+
+    def forward(self, y: Tensor) -> Tensor:
+        return self.w.exp()[y]
+
+
+def cross_entropy(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+    x, y = batch
+    return nn.functional.cross_entropy(model(x), y, reduction="none")
+
+
+def class_weighted_loss(model: nn.Module, weights: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+    ridge = sum(p.square().sum() for p in model.parameters())
+    return (weights(batch[1]) * cross_entropy(model, batch)).mean() + 0.02 * ridge
+
+
+def plain_loss(model: nn.Module, weights: ClassWeights, batch: tuple[Tensor, Tensor]) -> Tensor:
+    return cross_entropy(model, batch).mean() + 0.01 * weights.w.square().sum()

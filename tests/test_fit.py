@@ -27,34 +27,22 @@ import fsla
 from fsla import CheckpointError
 from fsla.front import journal, process
 from fsla.front.feed import Feed
+from support import ClassWeights
+from support import class_weighted_loss as inner_loss
+from support import plain_loss as outer_loss
 
 F64 = torch.float64
 STEPS = 30
 
 
-class ClassWeights(nn.Module):
+class CountingWeights(ClassWeights):
     def __init__(self):
         super().__init__()
-        self.w = nn.Parameter(torch.zeros(3, dtype=F64))
         self.register_buffer("calls", torch.zeros((), dtype=torch.int64), persistent=False)
 
     def forward(self, y):
         self.calls += 1
-        return self.w.exp()[y]
-
-
-def cross_entropy(model, batch):
-    x, y = batch
-    return nn.functional.cross_entropy(model(x), y, reduction="none")
-
-
-def inner_loss(model, weights, batch):
-    ridge = sum(p.square().sum() for p in model.parameters())
-    return (weights(batch[1]) * cross_entropy(model, batch)).mean() + 0.02 * ridge
-
-
-def outer_loss(model, weights, batch):
-    return cross_entropy(model, batch).mean() + 0.01 * weights.w.square().sum()
+        return super().forward(y)
 
 
 def data(n, seed):
@@ -91,7 +79,7 @@ class Setup:
         numpy.random.seed(0)
         layers = [nn.Linear(4, width), nn.BatchNorm1d(width), nn.Tanh(), nn.Dropout(0.2), nn.Linear(width, 3)]
         self.model = nn.Sequential(*layers).to(F64)
-        self.weights = ClassWeights()
+        self.weights = CountingWeights()
         losses = {"inner_loss": inner_loss, "outer_loss": outer_loss}
         self.opt = algorithm(
             self.model, {"w": self.weights}, **self.of_mapping(losses), **(RATES if own else {}), **options
@@ -249,7 +237,7 @@ def test_a_rescue_after_a_resume_goes_back_as_without_one(tmp_path):
     def run(folder, **more):
         torch.manual_seed(0)
         model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3)).to(F64)
-        opt = fsla.FSLA(model, ClassWeights(), inner_loss=inner_loss, outer_loss=outer_loss, **RATES)
+        opt = fsla.FSLA(model, CountingWeights(), inner_loss=inner_loss, outer_loss=outer_loss, **RATES)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", fsla.RescueWarning)
             fsla.fit(opt, bad, bad[:1], steps=30, folder=folder, evaluate_every=5, save_every=15, **more)
@@ -283,7 +271,7 @@ def test_loaders_of_unequal_length_start_anew():
 
     model = nn.Linear(4, 3).to(F64)
     losses = {"inner_loss": spy("inner", inner_loss), "outer_loss": spy("outer", outer_loss)}
-    opt = fsla.SOBA(model, ClassWeights(), **losses, **RATES)
+    opt = fsla.SOBA(model, CountingWeights(), **losses, **RATES)
     fsla.fit(opt, [(k, x, y) for k in range(3)], ((k, x, y) for k in itertools.count()), steps=7)
     assert seen["inner"] == [0, 1, 2, 0, 1, 2, 0]
     assert seen["outer"] == [0, 1, 2, 3, 4, 5, 6]
@@ -296,7 +284,7 @@ def test_without_a_trusted_loader_the_outer_loss_gets_none():
         assert batch is None
         return outer_loss(model, weights, (x, y))
 
-    opt = fsla.SOBA(nn.Linear(4, 3).to(F64), ClassWeights(), inner_loss=inner_loss, outer_loss=outer, **RATES)
+    opt = fsla.SOBA(nn.Linear(4, 3).to(F64), CountingWeights(), inner_loss=inner_loss, outer_loss=outer, **RATES)
     assert fsla.fit(opt, [(x, y)], steps=2).step == 2
 
 
@@ -361,7 +349,9 @@ def test_an_iterator_that_ends_and_empty_loaders_are_refused():
     x, y = data(6, 1)
 
     def opt():
-        return fsla.SOBA(nn.Linear(4, 3).to(F64), ClassWeights(), inner_loss=inner_loss, outer_loss=outer_loss, **RATES)
+        return fsla.SOBA(
+            nn.Linear(4, 3).to(F64), CountingWeights(), inner_loss=inner_loss, outer_loss=outer_loss, **RATES
+        )
 
     with pytest.raises(ValueError, match=r"train_loader must be iterable again.* generator that ended after 2"):
         fsla.fit(opt(), ((x, y) for _ in range(2)), [(x, y)], steps=5)

@@ -15,6 +15,9 @@ from fsla.front import FSLA, MASOBA, SOBA, DivergenceError, MicroBatches, Rescue
 from fsla.front import base as front
 from fsla.front.steps import Curvature, Gate, ScaleFree
 from fsla.solver import SharedBatchWarning
+from support import ClassWeights, cross_entropy
+from support import class_weighted_loss as inner_loss
+from support import plain_loss as outer_loss
 
 F64 = torch.float64
 SGD = torch.optim.SGD
@@ -24,29 +27,6 @@ MANUAL = {"optimizer": TAU, "adjoint_optimizer": BETA, "outer_optimizer": ALPHA}
 
 def manual():
     return {name: partial(SGD, lr=rate) for name, rate in MANUAL.items()}
-
-
-class ClassWeights(nn.Module):
-    def __init__(self, n=3):
-        super().__init__()
-        self.w = nn.Parameter(torch.zeros(n, dtype=F64))
-
-    def forward(self, y):
-        return self.w.exp()[y]
-
-
-def cross_entropy(model, batch):
-    x, y = batch
-    return nn.functional.cross_entropy(model(x), y, reduction="none")
-
-
-def inner_loss(model, weights, batch):
-    ridge = sum(p.square().sum() for p in model.parameters())
-    return (weights(batch[1]) * cross_entropy(model, batch)).mean() + 0.02 * ridge
-
-
-def outer_loss(model, weights, batch):
-    return cross_entropy(model, batch).mean() + 0.01 * weights.w.square().sum()
 
 
 def network(*middle):

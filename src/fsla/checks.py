@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from difflib import get_close_matches
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
+
+if TYPE_CHECKING:
+    import torch
 
 T = TypeVar("T")
 
@@ -34,3 +37,20 @@ def positive(value: object, name: str, owner: str, *, optional: bool = False) ->
         raise TypeError(f"The {name!r} of {owner} must be a number. Got {value!r} instead.")
     if not 0 < value < float("inf"):
         raise ValueError(f"The {name!r} of {owner} must be positive. Got {value} instead.")
+
+
+def pick_device(name: str) -> torch.device:
+    """The device of a name; "auto" is a GPU where there is one."""
+    import torch
+
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(name)
+        if device.type not in ("cpu", "cuda"):
+            raise RuntimeError(f"{device.type} is neither")
+        torch.zeros(1, device=device)
+    except (RuntimeError, AssertionError) as error:
+        first = str(error).splitlines()[0]
+        raise ValueError(f"The device must be 'auto', 'cpu' or a working 'cuda'. Got {name!r} ({first}).") from None
+    return device

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from fsla.cleaning.material import Material
 from fsla.front import FSLA
+from fsla.front.steps import FALL
 from fsla.weights import SampleWeights
 
 DECAY = 1e-2
@@ -23,8 +24,6 @@ PULL = 0.002
 KEEP = 0.3
 """The weight from which a group is kept."""
 CERTAIN = 0.7
-FALL = 300.0
-"""As λ's own steps fall."""
 RECORD = 50
 SHOWN = 50
 

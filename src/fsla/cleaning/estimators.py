@@ -15,10 +15,10 @@ from sklearn.utils import check_random_state
 from sklearn.utils.multiclass import check_classification_targets, type_of_target
 from sklearn.utils.validation import check_is_fitted
 
-from fsla.checks import pick, whole_number
+from fsla.checks import pick, pick_device, whole_number
 from fsla.cleaning import store, tables
 from fsla.cleaning.choice import FOLDS, Choice, choose
-from fsla.cleaning.inputs import Array, coded, column, features, pick_device, scaling, spread
+from fsla.cleaning.inputs import Array, coded, column, features, scaling, spread
 from fsla.cleaning.material import Material
 from fsla.cleaning.networks import maker
 from fsla.cleaning.networks import pace as usual_pace

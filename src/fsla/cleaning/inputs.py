@@ -75,12 +75,6 @@ def coded(values: Array) -> Coded:
     return Coded(names, torch.from_numpy(numbers.reshape(-1).astype(np.int64)))
 
 
-def pick_device(device: str) -> torch.device:
-    if device != "auto":
-        return torch.device(device)
-    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-
-
 def spread(y: Array) -> tuple[float, float]:
     """Mean and standard deviation of the targets of a regression."""
     if not np.issubdtype(y.dtype, np.number) or not np.isfinite(y).all():

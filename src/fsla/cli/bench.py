@@ -42,8 +42,8 @@ def bench(
     """
     import torch
 
+    from fsla.checks import pick_device
     from fsla.experiments import bench as benchmark
-    from fsla.experiments.reproduce import device_of
 
     names, chosen, varied = (tuple(x for x in text.split(",") if x) for text in (problems, engines, scaling))
     asked = benchmark.Asked(names, chosen, varied, rounds, peers, autocast)
@@ -52,7 +52,7 @@ def bench(
     torch.set_num_threads(threads)
     if tf32:
         torch.set_float32_matmul_precision("high")
-    on = device_of(device)
+    on = pick_device(device)
     with console.status("") as status:
         rows, notes = asked.measured(on, lambda text: status.update(Text(text)))
     for line in (*benchmark.lines(rows), *notes):

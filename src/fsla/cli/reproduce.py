@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -36,11 +38,8 @@ def _synthetic(out: Path, seeds: int) -> None:
 
     spec = experiment.SyntheticSpec(seeds=seeds)
     folder = Folder(out, "synthetic", spec)
-    with run_bar() as progress:
-        task = progress.add_task("synthetic", total=None)
-        records = experiment.run(
-            spec, folder, lambda name, done, total: progress.update(task, description=name, completed=done, total=total)
-        )
+    with _watched("synthetic") as report:
+        records = experiment.run(spec, folder, report)
     summary = summary_of(spec, records)
     summary.save(out)
     _show(out, summary, draw(out, records))
@@ -60,19 +59,12 @@ def sources(
 
     Where the folder has its records, only summary and figure are made again.
     """
-    from fsla.experiments.reproduce import device_of
+    from fsla.checks import pick_device
     from fsla.experiments.sources import reproduce
     from fsla.plots.sources import draw
 
-    with run_bar() as progress:
-        task = progress.add_task("sources", total=None)
-        records, summary = reproduce(
-            out,
-            scale,
-            seeds,
-            device_of(device),
-            lambda name, k, steps: progress.update(task, description=name, completed=k, total=steps),
-        )
+    with _watched("sources") as report:
+        records, summary = reproduce(out, scale, seeds, pick_device(device), report)
     _show(out, summary, draw(out, records))
 
 
@@ -85,13 +77,8 @@ def automatic(
     """Not in the paper: steps that need no tuning against the best of a grid, on seventeen tasks (half an hour)."""
     from fsla.experiments.automatic import AutomaticSpec, reproduce
 
-    with run_bar() as progress:
-        task = progress.add_task("automatic", total=None)
-        summary = reproduce(
-            out,
-            AutomaticSpec(steps),
-            lambda name, done, total: progress.update(task, description=name, completed=done, total=total),
-        )
+    with _watched("automatic") as report:
+        summary = reproduce(out, AutomaticSpec(steps), report)
     _show(out, summary, [])
 
 
@@ -108,20 +95,13 @@ def weights(
     device: Device = "auto",
 ) -> None:
     """Not in the paper: which data to trust, measured on data made bad on purpose, against the alternatives."""
+    from fsla.checks import pick_device
     from fsla.experiments.data_weights import WeightsSpec, reproduce
-    from fsla.experiments.reproduce import device_of
     from fsla.plots.weights import draw
 
     spec = WeightsSpec(scale, seeds, tuple(kind.strip() for kind in kinds.split(",") if kind.strip()))
-    with run_bar() as progress:
-        task = progress.add_task("weights", total=None)
-        rows, summary = reproduce(
-            out,
-            spec,
-            data_dir=data_dir,
-            device=device_of(device),
-            report=lambda name, done, total: progress.update(task, description=name, completed=done, total=total),
-        )
+    with _watched("weights") as report:
+        rows, summary = reproduce(out, spec, data_dir=data_dir, device=pick_device(device), report=report)
     _show(out, summary, draw(out, rows))
 
 
@@ -163,8 +143,9 @@ def _group(name: str, text: str) -> None:
         budget: Budget = None,
         engine: Engine = "auto",
     ) -> None:
+        from fsla.checks import pick_device
         from fsla.experiments.figures import GROUPS, CleaningSpec
-        from fsla.experiments.reproduce import device_of, prepare
+        from fsla.experiments.reproduce import prepare
 
         asked = CleaningSpec(scale, model, budget)
         if name == "all":
@@ -175,7 +156,7 @@ def _group(name: str, text: str) -> None:
             GROUPS[name],
             seeds,
             data_dir=data_dir,
-            device=device_of(device),
+            device=pick_device(device),
             engine=engine,
         )
         if name == "all":  # by now everything that was asked for is known to be good
@@ -192,6 +173,14 @@ _group("fig4", "FSLA against the best CG on Fashion-MNIST and QMNIST (at smoke s
 _group("ablations", "Figures 5 and 6: batch size, δ, c_τ, c_η, c_β; and what the momentum gains.")
 _group("momentum", "Not in the paper: STORM, a moving average, no momentum, and STORM on shared batches.")
 _group("all", "Everything, the synthetic experiment too (20 seeds of it at paper scale, at most 3 at smoke scale).")
+
+
+@contextmanager
+def _watched(name: str) -> Iterator[Callable[[str, int, int], None]]:
+    """A bar, and the function that moves it: what is under way, how much is done, of how much."""
+    with run_bar() as progress:
+        task = progress.add_task(name, total=None)
+        yield lambda text, done, total: progress.update(task, description=text, completed=done, total=total)
 
 
 def _show(out: Path, summary: Summary, figures: list[Path], note: str = "") -> None:

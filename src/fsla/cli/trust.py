@@ -162,11 +162,10 @@ def _job(data: Path | None, trusted: Path | None, columns: Any) -> Job:
 
 
 def _options(model: str, budget: float | None, seed: int, device: str) -> dict[str, Any]:
-    from fsla.checks import pick
-    from fsla.experiments.reproduce import device_of
+    from fsla.checks import pick, pick_device
 
     pick(model, {"auto": 0, "linear": 0, "dense": 0, "cnn": 0}, "model")
-    options: dict[str, Any] = {"model": model, "random_state": seed, "device": str(device_of(device))}
+    options: dict[str, Any] = {"model": model, "random_state": seed, "device": str(pick_device(device))}
     if budget is not None:
         end = time.monotonic() + 60 * budget
         options["enough"] = lambda: time.monotonic() >= end

@@ -15,7 +15,7 @@ from fsla.experiments.cleaning import RunSpec, execute
 from fsla.experiments.cleaning_claims import all_claims
 from fsla.experiments.cleaning_summary import markdown
 from fsla.experiments.figures import FIGURES, CleaningSpec, Panels, panels
-from fsla.experiments.folder import Folder, RunError, settings_for
+from fsla.experiments.folder import Folder, settings_for
 from fsla.experiments.report import Summary
 from fsla.experiments.results import Results
 from fsla.training.engine import ENGINES
@@ -23,21 +23,6 @@ from fsla.training.engine import ENGINES
 EXPERIMENT = "cleaning"
 Report = Callable[[RunSpec, int, int, int], None]
 """Called with the run, its step, and how many runs are done of how many."""
-
-
-def device_of(name: str) -> torch.device:
-    """The device of a name; "auto" is a GPU where there is one."""
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        device = torch.device(name)
-        if device.type not in ("cpu", "cuda"):
-            raise RuntimeError(f"{device.type} is neither")
-        torch.zeros(1, device=device)
-    except (RuntimeError, AssertionError) as error:
-        first = str(error).splitlines()[0]
-        raise RunError(f"The device must be 'auto', 'cpu' or a working 'cuda'. Got {name!r} ({first}).") from None
-    return device
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,8 @@ KEEP = 0.9
 FIRST = 20
 EVERY = 10
 """Products of the first estimate of L, and steps between two later ones."""
+FALL = 300.0
+"""Steps after which those of λ are shorter by √2."""
 
 
 class Curvature:
@@ -157,7 +159,7 @@ class ScaleFree(torch.optim.Optimizer):
         self,
         params: Iterable[Any],
         lr: float = 0.05,
-        fall: float = 300.0,
+        fall: float = FALL,
         average: float = 0.1,
         second: float = 0.01,
         floor: float = 1e-3,
