@@ -3,6 +3,7 @@
 import shutil
 import warnings
 from dataclasses import replace
+from itertools import product
 
 import pytest
 import torch
@@ -84,10 +85,15 @@ def sampler(name, draw, mode="grouped"):
     return sample
 
 
+def replayed():
+    """All combinations; of methods with inner loops, whose traces are long, some are slow tests."""
+    for name, samples, mode in product(ALGORITHMS, ("independent", "grouped", "shared"), ("forward", "reverse")):
+        long = name in ("bp", "ns", "cg") and (samples == "grouped") != (mode == "reverse")
+        yield pytest.param(name, samples, mode, marks=pytest.mark.slow if long else ())
+
+
 @pytest.mark.filterwarnings("ignore::fsla.solver.SharedBatchWarning")
-@pytest.mark.parametrize("mode", ["forward", "reverse"])
-@pytest.mark.parametrize("samples", ["independent", "grouped", "shared"])
-@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize(("name", "samples", "mode"), list(replayed()))
 def test_a_replayed_run_is_the_eager_run(name, samples, mode):
     problem, at, draw, generator = cleaning(mode=mode)
     problem = curved(name, problem)
@@ -105,7 +111,7 @@ def test_a_replayed_run_is_the_eager_run(name, samples, mode):
 
 
 @needs_compiler
-@pytest.mark.parametrize("name", ["fsla", "gauss-newton", "cg"])
+@pytest.mark.parametrize("name", ["fsla", "gauss-newton", pytest.param("cg", marks=pytest.mark.slow)])
 def test_a_compiled_run_is_the_eager_run(name):
     problem, at, draw, generator = cleaning()
     problem = curved(name, problem)

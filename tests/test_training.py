@@ -101,9 +101,9 @@ def test_a_killed_command_resumes_to_the_same_records(tmp_path):
     """A real process that is ended by SIGKILL at different steps; the records of the whole are the same."""
     code = (
         "import os, signal, sys; from functools import partial; from pathlib import Path\n"
-        "from fsla.experiments import cleaning; cleaning.train = partial(cleaning.train, save_every=30)\n"
+        "from fsla.experiments import cleaning; cleaning.train = partial(cleaning.train, save_every=10)\n"
         "from dataclasses import replace; from fsla.experiments.figures import SCALES\n"
-        "SCALES['smoke'] = replace(SCALES['smoke'], base=replace(SCALES['smoke'].base, steps=120))\n"
+        "SCALES['smoke'] = replace(SCALES['smoke'], base=replace(SCALES['smoke'].base, steps=40))\n"
         "from fsla.experiments.figures import CleaningSpec; from fsla.experiments.reproduce import reproduce\n"
         "import torch; torch.set_num_threads(1)\n"
         "def report(spec, step, done, total):\n"
@@ -117,7 +117,7 @@ def test_a_killed_command_resumes_to_the_same_records(tmp_path):
         return subprocess.run(command, env={**os.environ, "PYTHONWARNINGS": "ignore"}, timeout=600).returncode
 
     assert outcome("whole") == 0
-    for done, step in ((0, 40), (2, 100)):  # saved at 30 and at 90
+    for done, step in ((0, 20), (2, 40)):  # saved at 10 and at 30
         assert outcome("killed", done, step) == -signal.SIGKILL
         assert list((tmp_path / "killed" / "runs").glob("*.part*"))
     assert outcome("killed") == 0

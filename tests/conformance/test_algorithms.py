@@ -139,7 +139,7 @@ def test_it_says_which_batches_it_reads(name):
 def test_every_engine_takes_the_same_steps(name, engine):
     if engine == "compile" and not (shutil.which("g++") or shutil.which("clang++")):
         pytest.skip("no C++ compiler")
-    short = {key: min(value, 3) if key in ("T", "K", "Q") else value for key, value in SETTINGS[name][0].items()}
+    short = {key: min(value, 2) if key in ("T", "K", "Q") else value for key, value in SETTINGS[name][0].items()}
     solver = algorithms.ALL[name](fsla.rates.Schedule(0.02, 0.1, 0.1, 0.5, power=0.5), **short)
     problem, at, train, valid = ridge_logistic()
     xi, states = Sample.full(train, valid), []
