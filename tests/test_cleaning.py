@@ -14,7 +14,7 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 from torch import nn
 
 import fsla
-from fsla.cleaning import transition
+from fsla.cleaning import tables, transition
 from fsla.cleaning.choice import Candidate, choose, shares, split
 from fsla.cleaning.material import Material, evident, given, soft
 from fsla.cleaning.networks import Pace, Stack, maker, stacked
@@ -467,17 +467,58 @@ def test_images_and_a_module_of_the_user_s(tmp_path):
     assert all(torch.equal(p, q) for p, q in zip(own.parameters(), before, strict=True))
 
 
+def test_whole_numbers_of_many_values_are_a_regression():
+    random = np.random.default_rng(0)
+    x = random.standard_normal((200, 3))
+    y = np.round(100 * x[:, 0])
+    weigher = fsla.DataWeigher(ways=["everything"], steps=20, folds=2, device="cpu")
+    assert weigher.fit(x, y, None, x[:60], y[:60]).task_ == "regression"
+    sign = (y > 0).astype(int)
+    assert weigher.fit(x, sign, None, x[:60], sign[:60]).task_ == "classification"
+    assert not hasattr(weigher, "weights_")
+
+
+def test_columns_in_another_order_are_refused():
+    pd = pytest.importorskip("pandas")
+    x, y, _, _, _ = mixed(120)
+    clean_x, clean_y = blobs(30, 9)
+    names = list("abcdef")
+    table, clean = pd.DataFrame(x, columns=names), pd.DataFrame(clean_x, columns=names)
+    cleaner = fsla.HyperCleaner(**QUICK | {"ways": ["everything"]})
+    with pytest.raises(ValueError, match=r"in the same order\. X_clean has f, e, d, c, b, a; it should have a, b, c"):
+        cleaner.fit(table, y, clean[names[::-1]], clean_y)
+    cleaner.fit(table, y, clean, clean_y)
+    assert list(cleaner.feature_names_in_) == names
+    with pytest.raises(ValueError, match=r"in the same order\. X has f, e"):
+        cleaner.predict(clean[names[::-1]])
+
+
+def test_no_group_is_dropped_where_weighing_does_not_help():
+    m = material(pace=Pace(bilevel_steps=5))
+    choice = choose(m, names=["everything", "group weights"])
+    choice.group_weights[:] = torch.tensor([1.0, 1.0, 0.5, 0.0])
+    nothing, weighed = choice.candidates
+    names = np.array(["a", "b", "careless", "liar"])
+    weighed.held = [(truths.new_zeros(len(truths), 3).float() + 1 / 3, truths) for _, truths in nothing.held]
+    assert tables.weights(names, m.groups, choice)["verdict"].tolist() == ["keep", "keep", "keep", "unsure"]
+    weighed.held = [(nn.functional.one_hot(truths, 3).float(), truths) for _, truths in nothing.held]
+    found = tables.weights(names, m.groups, choice)
+    assert found["verdict"].tolist() == ["keep", "keep", "keep", "drop"]
+    assert found["wrong_labels"].iloc[-1] > 0.5 > found["wrong_labels"].iloc[0]
+
+
 BAD = np.array([[0.0, np.nan], [1.0, 2.0], [0.0, 1.0]])
 
 
 @pytest.mark.parametrize(
     ("change", "text"),
     [
-        ({"X_clean": None}, "learns what to trust from samples that are trusted: give X_clean and y_clean"),
+        ({"X_clean": None}, "learns what to trust from trusted samples: give X_clean and y_clean"),
         ({"X_clean": np.zeros((0, 6)), "y_clean": np.zeros(0)}, "0 sample"),
         ({"X_clean": np.zeros((3, 6)), "y_clean": np.zeros(3)}, "at least 4 trusted samples"),
         ({"X_clean": np.zeros((20, 5)), "y_clean": np.zeros(20)}, "has 5 features, but the data .* has 6"),
         ({"y": np.zeros(7)}, "y must have one value for each of the 120 samples. Got 7"),
+        ({"groups": "supplier"}, "groups must have one value for each of the 120 samples. Got 'supplier'"),
         ({"groups": ["a"]}, "groups must have one value for each of the 120 samples. Got 1"),
         ({"X": np.full((120, 6), np.inf)}, "infinity"),
         ({"y": np.zeros(120), "y_clean": np.zeros(30)}, "at least two classes"),

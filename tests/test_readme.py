@@ -32,6 +32,9 @@ def test_the_page_on_data(capsys):
     wrong = names["y"] != names["true"]
     assert wrong[cleaner.find_label_issues()["index"][:50]].mean() > 0.9
     assert "suggested_label" in capsys.readouterr().out
+    weights = names["weigher"].weights_.set_index("group")["weight"]
+    assert names["weigher"].task_ == "regression"
+    assert weights["west"] < 0.3 < weights.drop("west").min()
 
 
 def test_the_start_page(capsys):

@@ -83,7 +83,10 @@ def test_a_table_becomes_a_folder(files, quick):
     assert sorted(p.name for p in out.iterdir()) == [
         "cleaned.csv", "issues.csv", "model.safetensors", "report.html", "summary.json", "weights.csv",
     ]  # fmt: skip
+    assert "Learns from 5 columns: a, b, c, d, colour. Left out: note." in done.text
+    assert re.search(r"cleaned.csv has \d+ of 120 rows, \d+ of them with another label", done.text)
     issues = pd.read_csv(out / "issues.csv")
+    assert set(issues["group"]) == set(pd.read_csv(files / "data.csv")["source"])
     assert list(issues.columns)[:4] == ["id", "given_label", "suggested_label", "suggested_probability"]
     assert set(issues["id"]) == {f"s{i}" for i in range(120)}
     assert issues["label_quality"].is_monotonic_increasing
@@ -225,6 +228,9 @@ def bad_tables(tmp_path):
     table.assign(a=np.where(np.arange(30) == 3, np.nan, table["a"])).to_csv(tmp_path / "nan.csv", index=False)
     table.assign(a=np.where(np.arange(30) == 3, np.inf, table["a"])).to_csv(tmp_path / "inf.csv", index=False)
     table.assign(label=table["label"].where(table.index > 4)).to_csv(tmp_path / "unlabelled.csv", index=False)
+    table.assign(source=table["source"].where(table.index != 7)).to_csv(tmp_path / "homeless.csv", index=False)
+    table.to_csv(tmp_path / "semicolons.csv", index=False, sep=";")
+    (tmp_path / "data.xlsx").write_bytes(b"PK")
     table.assign(name="same").to_csv(tmp_path / "twice.csv", index=False)
     table[["note", "label"]].to_csv(tmp_path / "texts.csv", index=False)
     table.assign(ok="perhaps").to_csv(tmp_path / "perhaps.csv", index=False)
@@ -257,12 +263,20 @@ def bad_tables(tmp_path):
         ("empty.csv", {}, "at least one row"),
         ("nan.csv", {}, "1 rows have missing or infinite ones, in a"),
         ("inf.csv", {}, "1 rows have missing or infinite ones, in a"),
-        ("unlabelled.csv", {}, "must have a label. 5 of 30 have none"),
+        ("unlabelled.csv", {}, "must have a label. 5 of 30 have none in 'label', the first of them row 1: fill them"),
+        (
+            "homeless.csv",
+            {"group": "source"},
+            "must have a group. 1 of 30 have none in 'source', .* row 8",
+        ),
+        ("semicolons.csv", {}, "which --label names. .* separated by semicolons: separate them by commas"),
+        ("nan.csv", {"label": "lable"}, "Did you mean 'label'"),
+        ("data.xlsx", {}, "Save a spreadsheet as CSV"),
         ("twice.csv", {"id": "name"}, "'same' occurs 30 times"),
         ("texts.csv", {}, "at least one column of numbers"),
         ("texts.csv", {"features": ("note",)}, "at most 20 different texts. It has 30"),
         ("texts.csv", {"features": ("size",)}, "the columns that --features names. It lacks size"),
-        ("nan.csv", {"label": "klass"}, "must have the column 'klass', which --label names. It has: a, b"),
+        ("nan.csv", {"label": "klass"}, "must have the column 'klass', which --label names. It has a, b"),
         ("nan.csv", {"group": "origin"}, "which --group names"),
         ("perhaps.csv", {"trusted": "ok"}, "must hold true or false. It holds 'perhaps'"),
         ("mixed", {}, "All images must have one size. Got 8 x 8 and 9 x 9.*--size"),
@@ -285,9 +299,15 @@ def test_what_does_not_fit_together_is_said_and_nothing_is_written(files, quick)
     pd.DataFrame({"a": [1.0], "label": ["ant"]}).to_csv(files / "narrow.csv", index=False)
     said = run("clean", files / "data.csv", "--trusted", files / "narrow.csv", "--out", out).text
     assert "must have the features of the data. It lacks b, c, d, colour" in said
+    assert "can be named with --group or --id" in said
     said = run("clean", files / "none.csv", "--trusted-column", "ok", "--out", out).text
     assert "The trusted set must have at least one sample" in said
-    assert "Samples must come in groups" in run("weigh", files / "data.csv", "--trusted", files / "data.csv").text
+    assert "Samples must come in groups" in run("weigh", files / "data.csv", "--trusted", files / "trusted.csv").text
+    strange = pd.read_csv(files / "trusted.csv")
+    strange["label"] = strange["label"].str.upper()
+    strange.to_csv(files / "strange.csv", index=False)
+    said = run("clean", files / "data.csv", "--trusted", files / "strange.csv", "--group", "source", "--out", out).text
+    assert "written alike. Here the labels are ant, bee, cow, and the trusted ones ANT, BEE, COW" in said
     assert "The model must be one of" in run("clean", files / "data.csv", "--model", "resnet", "--out", out).text
     assert not out.exists()
     out.mkdir()
@@ -309,6 +329,14 @@ def test_a_run_that_breaks_off_leaves_the_folder_as_it_was(files, quick, monkeyp
     assert cleaned(files).code == 2
     assert {p.name: p.read_bytes() for p in (files / "out").iterdir()} == before
     assert [p.name for p in files.iterdir() if p.name.startswith(".")] == []
+
+
+def test_a_budget_that_ends_early_is_said(files, quick):
+    done = cleaned(files, "--budget", "0")
+    assert done.code == 0
+    assert "Time was up before these ways were tried: everything, agreement" in done.text
+    assert set(pd.read_csv(files / "out" / "weights.csv")["verdict"]) == {"not compared"}
+    assert "not compared" in (files / "out" / "report.html").read_text(encoding="utf-8")
 
 
 def test_trusted_samples_among_the_others_are_said(files, quick, capsys):

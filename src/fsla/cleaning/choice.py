@@ -18,7 +18,7 @@ from fsla.checks import pick
 from fsla.cleaning.bilevel import Weighed
 from fsla.cleaning.material import Material, threads
 from fsla.cleaning.mixture import Member, Mixture, likelihood, tempered
-from fsla.cleaning.ways import Bench, usual, ways
+from fsla.cleaning.ways import EVERYTHING, WITH_GROUPS, Bench, usual, ways
 
 FOLDS = 3
 TEMPERATURES = tuple(2 ** (step / 4) for step in range(-12, 13))
@@ -80,8 +80,10 @@ class Labels(NamedTuple):
 
     belief: Tensor
     """(mixed, classes): what each may be."""
+    chance: Tensor
+    """How far each is believed, with T."""
     quality: Tensor
-    """How far each is believed, with T and without, times the weight of its group."""
+    """The same, with T and without, times the weight of its group."""
     transition: Tensor
     """T, the mean of the groups' where there are several."""
     noise_rate: float
@@ -105,6 +107,15 @@ class Choice:
     curve: list[tuple[int, float, list[float]]]
     labels: Labels | None = None
     """None for regressions."""
+    skipped: tuple[str, ...] = ()
+    """Ways that were not tried, since time was up."""
+
+    @property
+    def weighing_helps(self) -> bool:
+        """Whether a way that weighs groups does better on the trusted samples than doing nothing; True if unknown."""
+        scores = {candidate.name: candidate.score for candidate in self.candidates}
+        weighed = [scores[name] for name in WITH_GROUPS if name in scores]
+        return not weighed or EVERYTHING not in scores or max(weighed) > scores[EVERYTHING]
 
 
 Enough = Callable[[], bool]
@@ -150,6 +161,7 @@ class Trial:
             fit = self._held.go(name).fit
             held = [(fit.answers(view, material.x[rows]), material.y[rows]) for view, rows in enumerate(parts)]
             self.candidates.append(Candidate(name, held))
+        self._skipped = tuple(tried[len(self.candidates) :])
         for candidate, share in zip(self.candidates, shares(self.candidates), strict=True):
             candidate.share = share
         self.final = Bench(material, repeats=repeats, groups=_mean(self._held.groups))
@@ -171,6 +183,7 @@ class Trial:
             group_weights=torch.stack([found.weights for found in groups]) if groups else None,
             curve=groups[0].curve if groups else [],
             labels=self._labels(taken) if self.final.material.classes else None,
+            skipped=self._skipped,
         )
 
     def _labels(self, taken: Sequence[Candidate]) -> Labels:
@@ -182,7 +195,8 @@ class Trial:
         explained = self._rates(torch.cat([belief, held_belief]))
         doubted = self._rates(torch.cat([p, held_p]))
         rates = (min(explained), max(doubted + explained))
-        return Labels(belief[0], quality[0], transition[0], explained[0], rates)
+        chance = self.final.material.chance_of_given(belief)
+        return Labels(belief[0], chance[0], quality[0], transition[0], explained[0], rates)
 
     def _rates(self, belief: Tensor) -> list[float]:
         rates: list[float] = (1 - self.final.material.chance_of_given(belief)).mean(1).tolist()

@@ -12,16 +12,24 @@ import torch
 from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.metrics import accuracy_score, r2_score
 from sklearn.utils import check_random_state
-from sklearn.utils.multiclass import check_classification_targets, type_of_target
 from sklearn.utils.validation import check_is_fitted
 
 from fsla.checks import pick, pick_device, whole_number
-from fsla.cleaning import store, tables
+from fsla.cleaning import networks, store, tables
 from fsla.cleaning.choice import FOLDS, Choice, choose
-from fsla.cleaning.inputs import Array, coded, column, features, scaling, spread
+from fsla.cleaning.inputs import (
+    Array,
+    are_numbers,
+    check_column_names,
+    classes,
+    coded,
+    column,
+    column_names,
+    features,
+    scaling,
+    spread,
+)
 from fsla.cleaning.material import Material
-from fsla.cleaning.networks import maker
-from fsla.cleaning.networks import pace as usual_pace
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -58,22 +66,25 @@ class _Trusting(BaseEstimator):  # type: ignore[misc]
         for name in [name for name in vars(self) if name.endswith("_")]:
             delattr(self, name)
         x, given, clean, true = self._checked(X, y, trusted, names)
+        check_column_names(trusted[0], names[0], column_names(X))
+        if column_names(X) is not None:
+            self.feature_names_in_ = np.asarray(X.columns, dtype=object)
         device = pick_device(self.device)
         self.n_features_in_ = int(np.prod(x.shape[1:]))
         self._shape = tuple(int(n) for n in x.shape[1:])
         both = np.concatenate([x, clean])
         self._scaling = scaling(both)
         targets = self._numbers(given, true) if regression else self._labels(given, true)
-        classes = 0 if regression else len(self.classes_)
+        count = 0 if regression else len(self.classes_)
         self._groups = None if groups is None else coded(column(groups, "groups", len(x)))
         self._targets = targets[: len(x)]
-        pace = usual_pace(self.model, self._shape)
+        pace = networks.pace(self.model, self._shape)
         material = Material(
             self._scaling(both, device),
             targets.to(device),
             len(x),
-            classes,
-            maker(self.model, self._shape, max(1, classes)),
+            count,
+            networks.maker(self.model, self._shape, max(1, count)),
             groups=None if self._groups is None else self._groups.numbers.to(device),
             group_count=0 if self._groups is None else len(self._groups.names),
             seed=int(check_random_state(self.random_state).randint(2**20)),
@@ -84,6 +95,10 @@ class _Trusting(BaseEstimator):  # type: ignore[misc]
         choice = choose(material, names=self.ways, folds=self.folds, enough=self.enough or (lambda: False))
         self.sample_weight_ = choice.weight.cpu().numpy()
         self.candidates_ = tables.candidates(choice)
+        if regression:
+            self.candidates_["error"] *= self._unit
+        self._skipped = choice.skipped
+        self._weighing_helps = choice.weighing_helps
         self._model = choice.model
         self._curve = choice.curve
         if self._groups is not None:
@@ -99,8 +114,7 @@ class _Trusting(BaseEstimator):  # type: ignore[misc]
             raise ValueError(f"{owner} requires y to be passed, but the target y is None.")
         if any(part is None for part in trusted):
             raise ValueError(
-                f"{owner} learns what to trust from samples that are trusted: give {' and '.join(names)}, some hundred "
-                "samples with labels that were checked."
+                f"{owner} learns what to trust from trusted samples: give {' and '.join(names)}, some hundred samples."
             )
         x = features(X, "X")
         clean = features(trusted[0], names[0], x.shape[1:])
@@ -121,11 +135,7 @@ class _Trusting(BaseEstimator):  # type: ignore[misc]
 
     def _labels(self, given: Array, true: Array) -> torch.Tensor:
         """Labels as numbers of their classes."""
-        check_classification_targets(given)
-        check_classification_targets(true)
-        both = coded(np.concatenate([given, true]))
-        if len(both.names) < 2:
-            raise ValueError(f"There must be at least two classes. Got 1 class: {both.names[0]!r}.")
+        both = classes(given, true)
         self.classes_ = both.names
         self._say_what_is_missing(both.numbers[len(given) :], len(both.names))
         return both.numbers
@@ -143,6 +153,7 @@ class _Trusting(BaseEstimator):  # type: ignore[misc]
 
     def _answers(self, X: Any) -> Array:
         check_is_fitted(self)
+        check_column_names(X, "X", [str(name) for name in getattr(self, "feature_names_in_", ())] or None)
         x = features(X, "X")
         if x.shape[1:] != self._shape:
             raise ValueError(
@@ -243,7 +254,8 @@ class DataWeigher(_Trusting):
     """Finds which groups of samples (sources, annotators, suppliers) to use, from a few samples that are trusted.
 
     Args:
-        task: "classification", "regression", or "auto", by the trusted targets.
+        task: "classification", "regression", or "auto": numbers with fractions, or with more than 20 different
+            values, are taken for a regression.
         model, folds, steps, bilevel_steps, device, random_state, ways, enough: as of `HyperCleaner`.
 
     Attributes:
@@ -283,7 +295,7 @@ class DataWeigher(_Trusting):
         pick(self.task, {"auto": 0, "classification": 0, "regression": 0}, "task")
         task = self.task
         if task == "auto" and y_trusted is not None:
-            task = "regression" if type_of_target(y_trusted).startswith("continuous") else "classification"
+            task = "regression" if are_numbers(y_trusted) else "classification"
         regression = task == "regression"
         self._fit(X, y, groups, (X_trusted, y_trusted), ("X_trusted", "y_trusted"), regression)
         self.task_ = task

@@ -55,12 +55,35 @@ def column(y: Any, name: str, count: int) -> Array:
     """One value a sample."""
     from sklearn.utils.validation import check_array, column_or_1d
 
+    if isinstance(y, str):
+        raise ValueError(f"{name} must have one value for each of the {count} samples. Got {y!r}.")
     array: Array = column_or_1d(y, warn=True)
     if np.issubdtype(array.dtype, np.number):
         check_array(array, ensure_2d=False, ensure_min_samples=0, dtype=None, input_name=name)
     if len(array) != count:
         raise ValueError(f"{name} must have one value for each of the {count} samples. Got {len(array)} values.")
     return array
+
+
+def column_names(x: Any) -> list[str] | None:
+    """Of a data frame."""
+    return [str(name) for name in x.columns] if hasattr(x, "columns") else None
+
+
+def check_column_names(x: Any, name: str, known: list[str] | None) -> None:
+    """Raises where both have names and these differ, or come in another order."""
+    names = column_names(x)
+    if names is not None and known is not None and names != known:
+        raise ValueError(
+            f"The feature names should match those that were passed during fit, in the same order. {name} has "
+            f"{listed(names)}; it should have {listed(known)}."
+        )
+
+
+def listed(names: Any, most: int = 12) -> str:
+    """Names with commas, the first of many."""
+    shown = [str(name) for name in list(names)[:most]]
+    return ", ".join(shown) + (", …" if len(list(names)) > most else "")
 
 
 class Coded(NamedTuple):
@@ -80,3 +103,37 @@ def spread(y: Array) -> tuple[float, float]:
     if not np.issubdtype(y.dtype, np.number) or not np.isfinite(y).all():
         raise ValueError("The targets of a regression must be finite numbers. Got others.")
     return float(y.mean()), float(y.std()) or 1.0
+
+
+MANY = 20
+"""More different whole numbers than that are not classes."""
+
+
+def are_numbers(y: Any) -> bool:
+    """Whether targets are numbers rather than classes."""
+    from sklearn.utils.multiclass import type_of_target
+
+    values = np.unique(np.asarray(y))
+    return bool(type_of_target(y).startswith("continuous") or (values.dtype.kind in "iuf" and len(values) > MANY))
+
+
+def classes(given: Array, true: Array) -> Coded:
+    """The labels of all samples, the trusted ones last, as numbers of their classes."""
+    from sklearn.utils.multiclass import check_classification_targets, type_of_target
+
+    for name, labels in (("y", given), ("the trusted labels", true)):
+        if type_of_target(labels).startswith("continuous"):
+            raise ValueError(
+                f"Unknown label type: continuous. Labels must be classes, but {name} are numbers: for these take "
+                "fsla.DataWeigher, or `fsla weigh`."
+            )
+        check_classification_targets(labels)
+    both = coded(np.concatenate([given, true]))
+    if len(both.names) < 2:
+        raise ValueError(f"There must be at least two classes. Got 1 class: {both.names[0]!r}.")
+    if not torch.isin(both.numbers[: len(given)], both.numbers[len(given) :]).any():
+        raise ValueError(
+            "Trusted samples must have labels that the others have too, written alike. Here the labels are "
+            f"{listed(np.unique(given), 5)}, and the trusted ones {listed(np.unique(true), 5)}."
+        )
+    return both

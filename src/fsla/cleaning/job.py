@@ -16,6 +16,7 @@ from fsla.cleaning.estimators import DataWeigher, HyperCleaner
 from fsla.cleaning.inputs import Array
 from fsla.cleaning.reading import Columns, Given, read
 from fsla.cleaning.report import render
+from fsla.cleaning.tables import NOT_COMPARED
 from fsla.cleaning.ways import EVERYTHING
 from fsla.files import ensure_writable, write_text
 
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
 SUMMARY = "summary.json"
 MAKER = "fsla"
+VERBS = {"keep": "use", "drop": "leave out", "unsure": "look at", NOT_COMPARED: "not compared:"}
 
 
 @dataclass(frozen=True)
@@ -81,13 +83,19 @@ def finding(found: Any, job: Job) -> str:
     parts = []
     if hasattr(found, "weights_") and len(found.weights_) > 1:
         table = found.weights_
-        for verdict, verb in (("keep", "Use"), ("drop", "leave out"), ("unsure", "look at")):
+        for verdict, verb in VERBS.items():
             names = [str(name) for name in table[table["verdict"] == verdict]["group"]]
             if names:
                 shown = ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
                 parts.append(f"{verb} {shown}")
         text = "; ".join(parts)
         parts = [text[:1].upper() + text[1:] + "."]
+        if not found._weighing_helps:
+            parts.append(
+                "Weighing groups does no better on the trusted samples than doing nothing, so none is dropped."
+            )
+    if found._skipped:
+        parts.append(f"Time was up before these ways were tried: {', '.join(found._skipped)}.")
     if hasattr(found, "noise_rate_"):
         flagged = int((found.suggested_ != found.classes_[found._given]).sum())
         low, high = found.noise_rate_interval_
@@ -102,11 +110,12 @@ def finding(found: Any, job: Job) -> str:
         if hasattr(found, "classes_"):
             errors = f"is wrong on {100 * taken:.0f} %, and doing nothing on {100 * nothing:.0f} %"
         else:
-            unit = found._unit
-            errors = f"misses by {unit * taken:.3g} (root mean square), and doing nothing by {unit * nothing:.3g}"
+            errors = f"misses by {taken:.3g} (root mean square), and doing nothing by {nothing:.3g}"
         parts.append(f"Of trusted samples that it was not shown, the model {errors}.")
     elif EVERYTHING in candidates.index:
         parts.append("No way of weighing or mending does better on the trusted samples than using everything as it is.")
+    if getattr(found, "task_", "") == "regression":
+        parts.append("The targets were taken for numbers.")
     return " ".join(parts)
 
 
@@ -122,7 +131,9 @@ def write(out: Path, found: DataWeigher | HyperCleaner, job: Job, title: str, mo
         issues = _issues(found, job)
         if issues is not None:
             issues.to_csv(made / "issues.csv", index=False)
-        _cleaned(found, job).to_csv(made / "cleaned.csv", index=False)
+        cleaned = _cleaned(found, job)
+        cleaned.to_csv(made / "cleaned.csv", index=False)
+        text += f" cleaned.csv has {len(cleaned)} of {len(job.mixed)} rows{_changed(found, job, cleaned)}."
         found.save(made / "model.safetensors")
         page = render(found, job.mixed, len(job.trusted), title, job.origin, text)
         write_text(made / "report.html", page)
@@ -144,7 +155,10 @@ def _issues(found: Any, job: Job) -> pd.DataFrame | None:
     if not isinstance(found, HyperCleaner):
         return None
     table = found.find_label_issues()
-    table.insert(0, "id", job.mixed.ids[table["index"].to_numpy()])
+    rows = table["index"].to_numpy()
+    table.insert(0, "id", job.mixed.ids[rows])
+    if job.mixed.groups is not None:
+        table["group"] = job.mixed.groups[rows]
     return table.drop(columns="index")
 
 
@@ -161,6 +175,13 @@ def _cleaned(found: Any, job: Job) -> pd.DataFrame:
     return table[_kept(found, mixed)]
 
 
+def _changed(found: Any, job: Job, cleaned: pd.DataFrame) -> str:
+    if not isinstance(found, HyperCleaner):
+        return ""
+    count = int((cleaned[job.label].astype(str) != cleaned[f"given_{job.label}"].astype(str)).sum())
+    return f", {count} of them with another label"
+
+
 def _kept(found: Any, mixed: Given) -> Array:
     if mixed.groups is None or not hasattr(found, "weights_"):
         return np.ones(len(mixed), dtype=bool)
@@ -175,6 +196,9 @@ def _summary(found: Any, job: Job, text: str, more: Mapping[str, object]) -> dic
         "origin": job.origin,
         "samples": len(job.mixed),
         "trusted": len(job.trusted),
+        "features": job.mixed.names,
+        "task": getattr(found, "task_", "classification"),
+        "skipped": list(found._skipped),
         "candidates": json.loads(found.candidates_.to_json(orient="records")),
     }
     if hasattr(found, "weights_"):

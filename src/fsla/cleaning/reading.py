@@ -5,12 +5,13 @@ from __future__ import annotations
 import zipfile
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fsla.cleaning.inputs import Array
+from fsla.cleaning.inputs import Array, listed
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -53,6 +54,8 @@ class Given:
     """Of the features."""
     columns: list[str] = field(default_factory=list)
     """Those of the table that the features were made of."""
+    left_out: list[str] = field(default_factory=list)
+    """Those that are neither features nor named for another role."""
 
     def __len__(self) -> int:
         return len(self.x)
@@ -68,6 +71,7 @@ class Given:
             None if self.table is None else self.table[which].reset_index(drop=True),
             self.names,
             self.columns,
+            self.left_out,
         )
 
 
@@ -83,7 +87,7 @@ def read(path: Path, columns: Columns, like: Given | None = None) -> Given:
         return _checked(_arrays(path), path)
     raise ValueError(
         f"{path} must be a table ({', '.join(TABLES)}), an .npz file, or a folder with a folder of images for each "
-        "class."
+        "class. Save a spreadsheet as CSV."
     )
 
 
@@ -96,8 +100,12 @@ def _from_table(path: Path, columns: Columns, like: Given | None) -> Given:
     optional = () if like is None else ("--group", "--id", "--trusted-column")
     for option, name in roles.items():
         if name is not None and name not in table.columns and option not in optional:
+            near = get_close_matches(name, map(str, table.columns), n=1)
+            hint = f" Did you mean {near[0]!r}?" if near else ""
+            if len(table.columns) == 1 and ";" in str(table.columns[0]):
+                hint = " Its columns seem to be separated by semicolons: separate them by commas."
             raise ValueError(
-                f"{path} must have the column {name!r}, which {option} names. It has: {_listed(table.columns)}."
+                f"{path} must have the column {name!r}, which {option} names. It has {listed(table.columns, 40)}.{hint}"
             )
     present = {option: name for option, name in roles.items() if name is not None and name in table.columns}
     if columns.image is not None:
@@ -108,9 +116,10 @@ def _from_table(path: Path, columns: Columns, like: Given | None) -> Given:
         wanted = columns.features if like is None else like.columns
         x, names, used = _features(table, path, set(present.values()), wanted, like)
     ids = table[columns.id].to_numpy() if "--id" in present else np.arange(len(table))
-    groups = table[columns.group].astype(str).to_numpy() if "--group" in present else None
+    groups = _complete(table[columns.group], path, "group").astype(str).to_numpy() if "--group" in present else None
     trusted = _truths(table[columns.trusted], path) if "--trusted-column" in present else None
-    return Given(x, _labels(table[columns.label], path), ids, groups, trusted, table, names, used)
+    left = [str(name) for name in table.columns if name not in used and name not in present.values()]
+    return Given(x, _labels(table[columns.label], path), ids, groups, trusted, table, names, used, left)
 
 
 def _table(path: Path, label: str) -> pd.DataFrame:
@@ -155,7 +164,12 @@ def _features(
     missing = [name for name in wanted if name not in table.columns]
     if missing:
         what = "the columns that --features names" if like is None else "the features of the data"
-        raise ValueError(f"{path} must have {what}. It lacks {_listed(missing)}.")
+        hint = (
+            ""
+            if like is None
+            else " What only the data has can be named with --group or --id; --features leaves it out."
+        )
+        raise ValueError(f"{path} must have {what}. It lacks {listed(missing)}.{hint}")
     chosen = list(wanted) or [name for name in table.columns if name not in roles]
     parts = []
     used = []
@@ -174,7 +188,7 @@ def _features(
             )
         used.append(name)
     if not parts:
-        raise ValueError(f"{path} must have at least one column of numbers besides {_listed(sorted(roles))}.")
+        raise ValueError(f"{path} must have at least one column of numbers besides {listed(sorted(roles))}.")
     frame = pd.concat(parts, axis=1)
     if like is not None:
         frame = frame.reindex(columns=like.names, fill_value=0.0)
@@ -185,17 +199,24 @@ def _features(
         rows = int(bad.any(axis=1).sum())
         raise ValueError(
             f"The features of {path} must be finite numbers. {rows} rows have missing or infinite ones, in "
-            f"{_listed(worst)}: fill them, drop the rows, or name the columns to use with --features."
+            f"{listed(worst)}: fill them, drop the rows, or name the columns to use with --features."
         )
     return values, list(frame.columns), used
 
 
 def _labels(column: pd.Series, path: Path) -> Array:
-    missing = int(column.isna().sum())
-    if missing:
-        raise ValueError(f"Every row of {path} must have a label. {missing} of {len(column)} have none.")
-    values: Array = column.to_numpy()
+    values: Array = _complete(column, path, "label").to_numpy()
     return values.astype(str) if values.dtype.kind not in "iufb" else values
+
+
+def _complete(column: pd.Series, path: Path, what: str) -> pd.Series:
+    missing = np.flatnonzero(column.isna())
+    if len(missing):
+        raise ValueError(
+            f"Every row of {path} must have a {what}. {len(missing)} of {len(column)} have none in {column.name!r}, "
+            f"the first of them row {missing[0] + 1}: fill them, or drop these rows."
+        )
+    return column
 
 
 def _truths(column: pd.Series, path: Path) -> Array:
@@ -216,7 +237,7 @@ def _arrays(path: Path) -> Given:
         raise ValueError(f"{path} must be an .npz file of plain arrays. It cannot be read: {error}") from error
     lacking = [name for name in ("X", "y") if name not in found]
     if lacking:
-        raise ValueError(f"{path} must hold the arrays X and y. It holds: {_listed(found)}.")
+        raise ValueError(f"{path} must hold the arrays X and y. It holds: {listed(found)}.")
     x, y = found["X"], found["y"]
     for name in ("y", "groups", "ids", "trusted"):
         if name in found and len(found[name]) != len(x):
@@ -280,8 +301,3 @@ def _checked(given: Given, path: Path) -> Given:
             f"Every row of {path} must have an id of its own. '{names[counts.argmax()]}' occurs {counts.max()} times."
         )
     return given
-
-
-def _listed(names: Any) -> str:
-    shown = [str(name) for name in list(names)[:12]]
-    return ", ".join(shown) + (", …" if len(list(names)) > 12 else "")

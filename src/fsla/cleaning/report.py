@@ -6,13 +6,17 @@ import base64
 import html
 import io
 from importlib.resources import files
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from markupsafe import Markup
 
 from fsla.cleaning.inputs import Array
 from fsla.cleaning.reading import Given
+from fsla.cleaning.tables import NOT_COMPARED
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 SHOWN = 60
 FLIPS = 5
@@ -22,6 +26,7 @@ ADVICE = {
     "keep": "use it",
     "drop": "leave it out",
     "unsure": "look at it: the runs disagree, or it makes no difference",
+    NOT_COMPARED: "not compared",
 }
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#A3327B", "#8A6100", "#56B4E9", "#777777", "#571C00", "#3A0A2B", "#00332B")
 WIDTH = 760
@@ -39,7 +44,7 @@ def render(found: Any, given: Given, trusted: int, title: str, origin: str, find
     runs = int(found.candidates_["folds"].max())
     best = found.candidates_.iloc[0]
     issues = found.find_label_issues() if hasattr(found, "find_label_issues") else None
-    wrong = None if issues is None else issues[issues["is_label_issue"]]
+    wrong = None if issues is None else _kept_first(issues[issues["is_label_issue"]], found, given)
     return page.render(
         title=title,
         origin=origin,
@@ -57,12 +62,21 @@ def render(found: Any, given: Given, trusted: int, title: str, origin: str, find
         candidates=found.candidates_.to_dict("records"),
         error_name="wrong answers" if classifies else "root mean squared error",
         error_form="%.1f %%" if classifies else "%.3g",
-        error_unit=100.0 if classifies else found._unit,
+        error_unit=100.0 if classifies else 1.0,
         classifies=classifies,
         trusted=trusted,
         margin=100 * (max(float(best["error"]), 0.01) / trusted) ** 0.5,
         curve=_curve(found) if hasattr(found, "weights_") else "",
     )
+
+
+def _kept_first(issues: pd.DataFrame, found: Any, given: Given) -> pd.DataFrame:
+    """Those of groups that are dropped last: nobody needs to look at them."""
+    if given.groups is None:
+        return issues
+    dropped = found.weights_[found.weights_["verdict"] == "drop"]["group"].astype(str)
+    last = np.isin(given.groups[issues["index"].to_numpy()].astype(str), dropped.to_numpy(dtype=str))
+    return issues.iloc[np.argsort(last, kind="stable")]
 
 
 def _flips(found: Any) -> list[dict[str, Any]]:

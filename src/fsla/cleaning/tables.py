@@ -15,6 +15,8 @@ from fsla.cleaning.inputs import Array
 if TYPE_CHECKING:
     import pandas as pd
 
+NOT_COMPARED = "not compared"
+
 
 def candidates(choice: Choice) -> pd.DataFrame:
     """The model first, then the ways that were tried, the best first."""
@@ -35,20 +37,22 @@ def candidates(choice: Choice) -> pd.DataFrame:
 
 
 def weights(names: Array, numbers: Tensor, choice: Choice) -> pd.DataFrame:
+    """For each group: samples, the share of labels that look wrong, its weight over the folds, and the verdict."""
     import pandas as pd
 
-    counts = bincount(numbers, minlength=len(names)).tolist()
     found = ones(1, len(names)) if choice.group_weights is None else choice.group_weights.cpu()
-    table = pd.DataFrame(
-        {
-            "group": names,
-            "samples": counts,
-            "weight": found.mean(0).tolist(),
-            "low": found.min(0).values.tolist(),
-            "high": found.max(0).values.tolist(),
-        }
-    )
+    table = pd.DataFrame({"group": names, "samples": bincount(numbers, minlength=len(names)).tolist()})
+    if choice.labels is not None:
+        doubt = (1 - choice.labels.chance).double().cpu()
+        table["wrong_labels"] = bincount(numbers, weights=doubt, minlength=len(names)).numpy() / table["samples"]
+    table["weight"] = found.mean(0).tolist()
+    table["low"] = found.min(0).values.tolist()
+    table["high"] = found.max(0).values.tolist()
     table["verdict"] = np.where(table["low"] >= KEEP, "keep", np.where(table["high"] < KEEP, "drop", "unsure"))
+    if choice.group_weights is None and len(names) > 1:
+        table["verdict"] = NOT_COMPARED
+    elif not choice.weighing_helps:
+        table.loc[table["verdict"] == "drop", "verdict"] = "unsure"
     return table.sort_values("weight", ascending=False, kind="stable", ignore_index=True)
 
 

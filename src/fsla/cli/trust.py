@@ -34,6 +34,7 @@ Budget = Annotated[float | None, typer.Option(min=0.0, help="Minutes after which
 Seed = Annotated[int, typer.Option(help="Fixes every number.")]
 Demo = Annotated[bool, typer.Option("--demo", help="Try it on digits with errors made on purpose.")]
 WITHOUT = "nothing was written."
+NO_GROUPS = "Samples must come in groups to be weighed. Name their column with --group."
 
 
 @interruptible(WITHOUT)
@@ -109,9 +110,11 @@ def weigh(
     jobs.check_out(out)
     options = _options("dense" if demo and model == "auto" else model, budget, seed, device)
     columns = Columns(label, id_column, group, trusted_column, image, _names(features), size)
+    if not demo and group is None and data is not None and data.suffix.lower() != ".npz":
+        raise ValueError(NO_GROUPS)
     job = digits.make().job if demo else _job(data, trusted, columns)
     if job.mixed.groups is None:
-        raise ValueError("Samples must come in groups to be weighed. Name their column with --group.")
+        raise ValueError(NO_GROUPS)
 
     def fit() -> DataWeigher:
         return DataWeigher(task=task, **options).fit(
@@ -150,12 +153,17 @@ def _demo(out: Path, options: dict[str, Any]) -> None:
 
 def _job(data: Path | None, trusted: Path | None, columns: Any) -> Job:
     from fsla.cleaning import job as jobs
+    from fsla.cleaning.inputs import listed
 
     if data is None:
         raise ValueError("There must be data to look at: a file or a folder. Or give --demo.")
     with console.status("reading"):
         job = jobs.load(data, trusted, columns)
         both = jobs.overlap(job)
+    if job.mixed.columns:
+        left = job.mixed.left_out
+        without = f" Left out: {listed(left)}." if left else ""
+        say(f"Learns from {len(job.mixed.columns)} columns: {listed(job.mixed.columns)}.{without}")
     if both:
         complain(f"{both} samples are among the trusted ones too: what is said of them is no check of them.")
     return job
