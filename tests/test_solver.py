@@ -11,9 +11,10 @@ import torch
 
 import fsla
 from fsla import Batches, Counted, Counts, Point, Sample, tree
+from fsla.estimators import Tracked
 from fsla.problems import LeastSquares, Quadratic
 from fsla.projection import Ball, Box
-from fsla.solver import SharedBatchWarning
+from fsla.solver import SharedBatchWarning, Solver
 from support import PlainLeastSquares, network, normal, plain_algorithm_1, ridge_logistic
 
 DATA = LeastSquares.draw(0)
@@ -241,9 +242,8 @@ def test_batches_serve_the_inner_steps_one_by_one():
     many = Sample(Batches([x.inner for x in xi[:3]]), *xi[0][1:])
     after = solver.step(problem, solver.init(problem, at, xi[0]), many)
     omega = at.omega
-    lam = tree.axpy(-0.01, solver.init(problem, at, xi[0]).d, at.lam)
     for x in xi[:3]:
-        omega = tree.axpy(-0.1, problem.inner_at(Point(lam, omega), x.inner).grad, omega)
+        omega = tree.axpy(-0.1, problem.inner_at(Point(at.lam, omega), x.inner).grad, omega)
     assert torch.allclose(after.at.omega["omega"], omega["omega"])
     for n in (2, 4):
         with pytest.raises(ValueError, match=rf"'inner' of the sample must be one batch, or Batches of 3.*Got .* {n}"):
@@ -311,6 +311,7 @@ def test_memory_does_not_grow_over_thousands_of_steps():
         (lambda: fsla.algorithms.fsla(R, v_at="now"), ValueError, "'v_at'.*'old' or 'new'. Got 'now'"),
         (lambda: fsla.algorithms.fsla(R, momentum="strom"), ValueError, "momentum.*Got 'strom'.*Did you mean 'storm'"),
         (lambda: fsla.algorithms.fsla(R, radius=-1.0), ValueError, "'radius'.*positive"),
+        (lambda: Solver(Tracked(), R, lam_last=True), ValueError, r"must not look back\. Got Storm\(\)"),
         (lambda: fsla.algorithms.ns(R, K=0), ValueError, "'steps' of Neumann.*at least 1"),
         (lambda: fsla.algorithms.ns(R, beta=0.0), ValueError, "'beta' of Neumann.*positive"),
         (lambda: fsla.algorithms.cg(R, K=2.0), TypeError, "whole number"),

@@ -23,7 +23,7 @@ from fsla.nest import map_tensors, tensors
 from fsla.problem import Oracles, Point, checked
 from fsla.rates import Rates, callable_rates
 from fsla.sample import Needs, Sample
-from fsla.tree import Leaves, Tree, dense
+from fsla.tree import Leaves, Tree, dense, zeros_like
 from fsla.update import Plain, Update
 from fsla.wrap import Seeded, Shared
 
@@ -74,7 +74,11 @@ class Algorithm(Protocol):
 
 @dataclass(frozen=True)
 class Solver:
-    """Algorithm 1 with its parts named. `v_at` says where v moves: at ω_k ("old", the algorithm) or ω_{k+1} ("new")."""
+    """Algorithm 1 with its parts named. `v_at` says where v moves: at ω_k ("old", the algorithm) or ω_{k+1} ("new").
+
+    With `lam_last` ω and v move first, and λ by the direction that follows: the same cycle, begun elsewhere, so that
+    λ's first step knows of v.
+    """
 
     estimator: Estimator
     rates: Callable[[int], Rates]
@@ -82,9 +86,12 @@ class Solver:
     direction: Direction = field(default_factory=Storm)
     v_at: Literal["old", "new"] = "old"
     outer: Update = field(default_factory=Plain)
+    lam_last: bool = False
 
     def __post_init__(self) -> None:
         callable_rates(self.rates)
+        if self.lam_last and isinstance(self.direction, Storm):
+            raise ValueError("With lam_last, the direction of a Solver must not look back. Got Storm() instead.")
         if self.v_at not in ("old", "new"):
             raise ValueError(f"The 'v_at' of a Solver must be 'old' or 'new'. Got {self.v_at!r} instead.")
 
@@ -101,8 +108,11 @@ class Solver:
         lam, outer = self.outer.init(at.lam)
         at = Point(lam, at.omega)
         memory = self.estimator.init(at)
-        d = dense(self.estimator.gradient(Seeded(problem, xi), at, memory, xi))
+        d = zeros_like(lam) if self.lam_last else self._first(problem, at, memory, xi)
         return State(0, at, self.inner.init(at), memory, d, outer)
+
+    def _first(self, problem: Oracles, at: Point, memory: Any, xi: Sample) -> Tree:
+        return dense(self.estimator.gradient(Seeded(problem, xi), at, memory, xi))
 
     def step(self, problem: Oracles, state: State, xi: Sample) -> State:
         return self.move(problem, state, xi, self.rates(state.k))
@@ -114,7 +124,9 @@ class Solver:
         if xi.repeats:
             several = self.v_at == "new" and xi.hvp is xi.cross  # H v and J v' at one point
             problem = Shared(problem, keep=self.inner.revisited, linearised=several)
-        lam, outer = self.outer(state.at.lam, state.d, rate.alpha, state.outer)  # line 3
+        lam, outer = state.at.lam, state.outer
+        if not self.lam_last:
+            lam, outer = self.outer(lam, state.d, rate.alpha, outer)  # line 3
         here = Point(lam, state.at.omega)
 
         def advance(at: Point) -> Any:  # line 7
@@ -128,6 +140,9 @@ class Solver:
             return self.estimator.gradient(problem, at, memory, xi)
 
         d = self.direction(gradient, (at, memory), (state.at, state.memory), state.d, rate.eta)  # line 9
+        if self.lam_last:
+            lam, outer = self.outer(lam, d, rate.alpha, outer)
+            at = Point(lam, at.omega)
         return State(state.k + 1, at, inner, memory, d, outer)
 
 

@@ -119,19 +119,32 @@ def test_with_eta_one_every_momentum_is_plain(finite_sum):
 
 
 def test_amigo_with_one_step_each_is_fsla_without_momentum(finite_sum):
+    """Begun with ω and v instead of λ: as if FSLA's first step on λ had no length."""
     rates = fsla.rates.constant(0.05, 0.1, 0.1)
     one = trajectory(fsla.algorithms.amigo(rates, T=1, Q=1), *finite_sum)
-    other = trajectory(fsla.algorithms.fsla(rates, v_at="new", momentum="none"), *finite_sum)
-    assert all(same(a.at.lam, b.at.lam) and same(a.memory, b.memory) for a, b in zip(one, other, strict=True))
+    late = lambda k: rates(k)._replace(alpha=0.05 if k else 0.0)  # noqa: E731
+    other = trajectory(fsla.algorithms.fsla(late, v_at="new", momentum="none"), *finite_sum)
+    assert all(same(a.at.omega, b.at.omega) and same(a.memory, b.memory) for a, b in zip(one, other, strict=True))
+    assert all(same(a.at.lam, b.at.lam) for a, b in zip(one[:-1], other[1:], strict=True))
+
+
+def test_amigo_s_first_step_is_downhill():
+    """f = λ, of which ∂_λ F = -3, all that is known before v has moved, says the opposite."""
+    one, none = torch.ones(1, 1, dtype=torch.float64), torch.zeros(1, 1, dtype=torch.float64)
+    q = Quadratic(one, -4 * one, none[0], none, -one[0], none, none, 3 * one[0])
+    start = q.point(none[0], none[0])
+    torch.testing.assert_close(q.gradient(none[0]), one[0])
+    solver = fsla.algorithms.amigo(fsla.rates.constant(0.1, 0.5, 0.5), T=30, Q=30)
+    state = solver.step(q, solver.init(q, start, Sample.full(None, None)), Sample.full(None, None))
+    assert float(state.at.lam["lam"]) == pytest.approx(-0.1, rel=1e-6)
 
 
 def test_amigo_against_its_own_pseudo_code(finite_sum):
-    """ω, then v, then λ, as Arbel and Mairal write it: the same cycle, begun after the first λ step."""
+    """ω, then v, then λ, as Arbel and Mairal write it."""
     problem, at, samples = finite_sum
     states = trajectory(fsla.algorithms.amigo(fsla.rates.constant(0.05, 0.1, 0.1), T=2, Q=3), problem, at, samples)
-    lam, omega, v = states[1].at.lam, at.omega, tree.zeros_like(at.omega)
+    lam, omega, v = at.lam, at.omega, tree.zeros_like(at.omega)
     for xi, state in zip(samples[1:], states[1:], strict=True):
-        assert same(lam, state.at.lam)
         for _ in range(2):
             omega = tree.axpy(-0.1, problem.inner_at(Point(lam, omega), xi.inner).grad, omega)
         here = Point(lam, omega)
@@ -140,6 +153,8 @@ def test_amigo_against_its_own_pseudo_code(finite_sum):
             v = tree.axpy(0.1, tree.sub(b, problem.inner_at(here, xi.hvp).hvp(v)), v)
         h = tree.sub(problem.outer_at(here, xi.outer_lam).d_lam, problem.inner_at(here, xi.cross).cross(v))
         lam = tree.axpy(-0.05, h, lam)
+        assert same(lam, state.at.lam)
+        assert same(h, state.d)
 
 
 def test_ma_soba_with_eta_one_is_soba_with_lambda_one_step_late(finite_sum):

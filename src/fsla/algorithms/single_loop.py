@@ -40,5 +40,10 @@ def single_loop(rates: Callable[[int], Rates], *, project: Projection | None = N
 
 
 def amigo(rates: Callable[[int], Rates], *, T: int = 10, Q: int = 10, project: Projection | None = None) -> Solver:
-    """AmIGO (Arbel & Mairal 2022): T warm steps on ω and Q on v, each with its own batch where `Batches` are given."""
-    return Solver(Tracked(steps=Q), rates, Descent(T), direction=Plain(), v_at="new", outer=onto(project))
+    """AmIGO (Arbel & Mairal 2022): T warm steps on ω, Q on v, each on its own batch where `Batches` are given; then λ.
+
+    With T = Q = 1 it is FSLA without momentum, v at the new ω, begun with ω instead of λ.
+    """
+    return Solver(
+        Tracked(steps=Q), rates, Descent(T), direction=Plain(), v_at="new", outer=onto(project), lam_last=True
+    )
