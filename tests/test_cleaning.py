@@ -295,7 +295,9 @@ def test_ways_share_what_they_have_in_common():
 def test_the_best_on_held_out_trusted_samples_is_chosen_and_time_may_end():
     choice = choose(material(), names=["everything", "mended labels"], enough=lambda: True)
     assert [c.name for c in choice.candidates] == ["everything"]
-    choice = choose(material(), names=["everything", "mended labels"])
+    seen = []
+    choice = choose(material(), names=["everything", "mended labels"], report=lambda *what: seen.append(what))
+    assert seen == [("everything", 0, 3), ("mended labels", 1, 3), ("the model", 2, 3)]
     assert [len(c.held) for c in choice.candidates] == [3, 3]
     assert sum(c.share for c in choice.candidates) == pytest.approx(1.0)
     assert choice.together.score >= max(c.score for c in choice.candidates) - 1e-3

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import typer
@@ -43,6 +43,14 @@ def run_bar() -> Progress:
     """A progress bar for runs and steps."""
     name = TextColumn("{task.description:24}", markup=False)
     return Progress(name, BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), console=console)
+
+
+@contextmanager
+def watched(name: str) -> Iterator[Callable[[str, int, int], None]]:
+    """A bar, and the function that moves it: what is under way, how much is done, of how much."""
+    with run_bar() as progress:
+        task = progress.add_task(name, total=None)
+        yield lambda text, done, total: progress.update(task, description=text, completed=done, total=total)
 
 
 def download_bar() -> Progress:

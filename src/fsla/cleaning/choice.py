@@ -119,6 +119,8 @@ class Choice:
 
 
 Enough = Callable[[], bool]
+Report = Callable[[str, int, int], None]
+"""Of what is under way, how many ways are done, and of how many."""
 
 
 def choose(
@@ -128,10 +130,11 @@ def choose(
     folds: int = FOLDS,
     repeats: int = 2,
     enough: Enough = lambda: False,
+    report: Report = lambda name, done, total: None,
 ) -> Choice:
     """Tries the ways on all folds, and trains those that have a share in the model again with all trusted samples."""
     with threads(material):
-        return Trial(material, names, folds, repeats, enough).choice()
+        return Trial(material, names, folds, repeats, enough, report).choice()
 
 
 class Trial:
@@ -148,6 +151,7 @@ class Trial:
         folds: int = FOLDS,
         repeats: int = 2,
         enough: Enough = lambda: False,
+        report: Report = lambda name, done, total: None,
     ) -> None:
         tried = list(names or usual(material))
         for name in tried:
@@ -158,10 +162,12 @@ class Trial:
         for name in tried:
             if self.candidates and enough():
                 break
+            report(name, len(self.candidates), len(tried) + 1)
             fit = self._held.go(name).fit
             held = [(fit.answers(view, material.x[rows]), material.y[rows]) for view, rows in enumerate(parts)]
             self.candidates.append(Candidate(name, held))
         self._skipped = tuple(tried[len(self.candidates) :])
+        report("the model", len(self.candidates), len(self.candidates) + 1)
         for candidate, share in zip(self.candidates, shares(self.candidates), strict=True):
             candidate.share = share
         self.final = Bench(material, repeats=repeats, groups=_mean(self._held.groups))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,7 +11,7 @@ from rich.markdown import Markdown
 from fsla.cli.options import EXIT_CODES, RESUMES, Budget, DataDir, Device, Engine, Model, Out, Scale, Seeds
 from fsla.experiments.folder import Folder, check_parent
 from fsla.experiments.report import Summary, claims
-from fsla.screen import console, interruptible, run_bar, say
+from fsla.screen import console, interruptible, run_bar, say, watched
 
 if TYPE_CHECKING:
     from fsla.experiments.cleaning import RunSpec
@@ -38,7 +36,7 @@ def _synthetic(out: Path, seeds: int) -> None:
 
     spec = experiment.SyntheticSpec(seeds=seeds)
     folder = Folder(out, "synthetic", spec)
-    with _watched("synthetic") as report:
+    with watched("synthetic") as report:
         records = experiment.run(spec, folder, report)
     summary = summary_of(spec, records)
     summary.save(out)
@@ -63,7 +61,7 @@ def sources(
     from fsla.experiments.sources import reproduce
     from fsla.plots.sources import draw
 
-    with _watched("sources") as report:
+    with watched("sources") as report:
         records, summary = reproduce(out, scale, seeds, pick_device(device), report)
     _show(out, summary, draw(out, records))
 
@@ -77,7 +75,7 @@ def automatic(
     """Not in the paper: steps that need no tuning against the best of a grid, on seventeen tasks (half an hour)."""
     from fsla.experiments.automatic import AutomaticSpec, reproduce
 
-    with _watched("automatic") as report:
+    with watched("automatic") as report:
         summary = reproduce(out, AutomaticSpec(steps), report)
     _show(out, summary, [])
 
@@ -100,7 +98,7 @@ def weights(
     from fsla.plots.weights import draw
 
     spec = WeightsSpec(scale, seeds, tuple(kind.strip() for kind in kinds.split(",") if kind.strip()))
-    with _watched("weights") as report:
+    with watched("weights") as report:
         rows, summary = reproduce(out, spec, data_dir=data_dir, device=pick_device(device), report=report)
     _show(out, summary, draw(out, rows))
 
@@ -173,14 +171,6 @@ _group("fig4", "FSLA against the best CG on Fashion-MNIST and QMNIST (at smoke s
 _group("ablations", "Figures 5 and 6: batch size, δ, c_τ, c_η, c_β; and what the momentum gains.")
 _group("momentum", "Not in the paper: STORM, a moving average, no momentum, and STORM on shared batches.")
 _group("all", "Everything, the synthetic experiment too (20 seeds of it at paper scale, at most 3 at smoke scale).")
-
-
-@contextmanager
-def _watched(name: str) -> Iterator[Callable[[str, int, int], None]]:
-    """A bar, and the function that moves it: what is under way, how much is done, of how much."""
-    with run_bar() as progress:
-        task = progress.add_task(name, total=None)
-        yield lambda text, done, total: progress.update(task, description=text, completed=done, total=total)
 
 
 def _show(out: Path, summary: Summary, figures: list[Path], note: str = "") -> None:

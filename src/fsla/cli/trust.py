@@ -5,15 +5,17 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from fsla.cli.options import Device
-from fsla.screen import complain, console, interruptible, say
+from fsla.screen import complain, console, interruptible, say, watched
 
 if TYPE_CHECKING:
+    from fsla.cleaning.choice import Report
     from fsla.cleaning.job import Job
 
 Data = Annotated[
@@ -71,11 +73,11 @@ def clean(
     columns = Columns(label, id_column, group, trusted_column, image, _names(features), size)
     job = _job(data, trusted, columns)
 
-    def fit() -> HyperCleaner:
-        cleaner = HyperCleaner(**options)
+    def fit(report: Report) -> HyperCleaner:
+        cleaner = HyperCleaner(progress=report, **options)
         return cleaner.fit(job.mixed.x, job.mixed.y, job.trusted.x, job.trusted.y, groups=job.mixed.groups)
 
-    found = _watched(fit)
+    found = _fitted(fit)
     _end(out, found, job, "Which labels to trust", {})
 
 
@@ -116,12 +118,12 @@ def weigh(
     if job.mixed.groups is None:
         raise ValueError(NO_GROUPS)
 
-    def fit() -> DataWeigher:
-        return DataWeigher(task=task, **options).fit(
+    def fit(report: Report) -> DataWeigher:
+        return DataWeigher(task=task, progress=report, **options).fit(
             job.mixed.x, job.mixed.y, job.mixed.groups, job.trusted.x, job.trusted.y
         )
 
-    _end(out, _watched(fit), job, "Which data to trust", {})
+    _end(out, _fitted(fit), job, "Which data to trust", {})
 
 
 def _demo(out: Path, options: dict[str, Any]) -> None:
@@ -132,12 +134,12 @@ def _demo(out: Path, options: dict[str, Any]) -> None:
     demo = digits.make()
     job = demo.job
 
-    def fit(**more: Any) -> HyperCleaner:
-        cleaner = HyperCleaner(**options, **more)
+    def fit(report: Report, **more: Any) -> HyperCleaner:
+        cleaner = HyperCleaner(progress=report, **options, **more)
         return cleaner.fit(job.mixed.x, job.mixed.y, job.trusted.x, job.trusted.y, groups=job.mixed.groups)
 
-    found = _watched(fit)
-    before = fit(ways=["everything"]).score(demo.test_x, demo.test_y)
+    found = _fitted(fit)
+    before = _fitted(partial(fit, ways=["everything"])).score(demo.test_x, demo.test_y)
     after = found.score(demo.test_x, demo.test_y)
     flagged = found.suggested_ != found.classes_[found._given]
     precision = float(demo.wrong[flagged].mean()) if flagged.any() else 0.0
@@ -180,11 +182,11 @@ def _options(model: str, budget: float | None, seed: int, device: str) -> dict[s
     return options
 
 
-def _watched(fit: Callable[[], Any]) -> Any:
-    """Fits under a spinner; warnings become lines."""
-    with warnings.catch_warnings(record=True) as caught, console.status("training and comparing"):
+def _fitted(fit: Callable[[Report], Any]) -> Any:
+    """Fits under a bar; warnings become lines."""
+    with warnings.catch_warnings(record=True) as caught, watched("training") as report:
         warnings.simplefilter("always")
-        found = fit()
+        found = fit(report)
     for text in dict.fromkeys(str(w.message) for w in caught if issubclass(w.category, UserWarning)):
         complain(text)
     return found
