@@ -297,7 +297,7 @@ def test_the_best_on_held_out_trusted_samples_is_chosen_and_time_may_end():
     assert [c.name for c in choice.candidates] == ["everything"]
     seen = []
     choice = choose(material(), names=["everything", "mended labels"], report=lambda *what: seen.append(what))
-    assert seen == [("everything", 0, 3), ("mended labels", 1, 3), ("the model", 2, 3)]
+    assert seen == [("everything", 0, 3), ("mended labels", 1, 3), ("the model", 2, 3), ("done", 3, 3)]
     assert [len(c.held) for c in choice.candidates] == [3, 3]
     assert sum(c.share for c in choice.candidates) == pytest.approx(1.0)
     assert choice.together.score >= max(c.score for c in choice.candidates) - 1e-3

@@ -134,7 +134,9 @@ def choose(
 ) -> Choice:
     """Tries the ways on all folds, and trains those that have a share in the model again with all trusted samples."""
     with threads(material):
-        return Trial(material, names, folds, repeats, enough, report).choice()
+        choice = Trial(material, names, folds, repeats, enough, report).choice()
+    report("done", len(choice.candidates) + 1, len(choice.candidates) + 1)
+    return choice
 
 
 class Trial:

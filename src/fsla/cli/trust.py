@@ -198,10 +198,12 @@ def _end(out: Path, found: Any, job: Job, title: str, more: dict[str, object]) -
     say(jobs.write(out, found, job, title, more))
     if hasattr(found, "weights_"):
         width = max(5, *(len(str(name)) for name in found.weights_["group"]))
-        say(f"{'group':<{width}}  samples  weight  between     verdict")
+        labels = "wrong_labels" in found.weights_
+        say(f"{'group':<{width}}  samples  {'look wrong  ' if labels else ''}weight  between      verdict")
         for row in found.weights_.head(20).to_dict("records"):
+            wrong = f"{100 * row['wrong_labels']:>8.0f} %  " if labels else ""
             say(
-                f"{row['group']!s:<{width}}  {row['samples']:>7}  {row['weight']:>6.2f}  "
+                f"{row['group']!s:<{width}}  {row['samples']:>7}  {wrong}{row['weight']:>6.2f}  "
                 f"{row['low']:.2f} - {row['high']:.2f}  {row['verdict']}"
             )
     say(f"The report: {out / 'report.html'}")
