@@ -59,7 +59,7 @@ class Trusting(BaseEstimator):  # type: ignore[misc]
     def _fit(
         self, X: Any, y: Any, groups: Any, trusted: tuple[Any, Any], names: tuple[str, str], regression: bool
     ) -> Choice:
-        """Checks what is given, tries the ways and keeps what the chosen one made; `names` are of the trusted data."""
+        """Checks what is given, tries the ways and keeps the model; `names` are of the trusted data."""
         for name in [name for name in vars(self) if name.endswith("_")]:
             delattr(self, name)
         x, given, clean, true = self._checked(X, y, trusted, names)

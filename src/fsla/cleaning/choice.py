@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -123,20 +123,13 @@ Report = Callable[[str, int, int], None]
 """Of what is under way, how many ways are done, and of how many."""
 
 
-def choose(
-    material: Material,
-    *,
-    names: Sequence[str] | None = None,
-    folds: int = FOLDS,
-    repeats: int = 2,
-    enough: Enough = lambda: False,
-    report: Report = lambda name, done, total: None,
-) -> Choice:
-    """Tries the ways on all folds, and trains those that have a share in the model again with all trusted samples."""
+def choose(material: Material, **options: Any) -> Choice:
+    """Tries the ways on all folds, and trains those that have a share in the model again with all trusted samples.
+
+    The options are those of `Trial`.
+    """
     with threads(material):
-        choice = Trial(material, names, folds, repeats, enough, report).choice()
-    report("done", len(choice.candidates) + 1, len(choice.candidates) + 1)
-    return choice
+        return Trial(material, **options).choice()
 
 
 class Trial:
@@ -149,6 +142,7 @@ class Trial:
     def __init__(
         self,
         material: Material,
+        *,
         names: Sequence[str] | None = None,
         folds: int = FOLDS,
         repeats: int = 2,
@@ -169,7 +163,7 @@ class Trial:
             held = [(fit.answers(view, material.x[rows]), material.y[rows]) for view, rows in enumerate(parts)]
             self.candidates.append(Candidate(name, held))
         self._skipped = tuple(tried[len(self.candidates) :])
-        report("the model", len(self.candidates), len(self.candidates) + 1)
+        self._report = report
         for candidate, share in zip(self.candidates, shares(self.candidates), strict=True):
             candidate.share = share
         self.final = Bench(material, repeats=repeats, groups=_mean(self._held.groups))
@@ -177,13 +171,15 @@ class Trial:
 
     def choice(self) -> Choice:
         """Trains the ways that have a share."""
+        total = len(self.candidates) + 1
+        self._report("the model", len(self.candidates), total)
         taken = [candidate for candidate in self.candidates if candidate.share > 0]
         members = []
         for candidate in taken:
             networks = self.final.go(candidate.name).fit.networks[0]
             members.append(Member(candidate.share, candidate.temperature, tuple(networks)))
         groups = self._held.groups
-        return Choice(
+        choice = Choice(
             self.candidates,
             _together(taken),
             Mixture(tuple(members), self.final.material.classes),
@@ -193,6 +189,8 @@ class Trial:
             labels=self._labels(taken) if self.final.material.classes else None,
             skipped=self._skipped,
         )
+        self._report("done", total, total)
+        return choice
 
     def _labels(self, taken: Sequence[Candidate]) -> Labels:
         p = _mixed(taken, self.final)

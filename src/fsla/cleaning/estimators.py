@@ -43,7 +43,8 @@ class HyperCleaner(ClassifierMixin, Trusting):  # type: ignore[misc]
         noise_rate_: the share of wrong labels as far as flips between classes explain them, and noise_rate_interval_,
             from there to all that the networks doubt.
         sample_weight_: for any other estimator's `fit`.
-        weights_: of the groups, where given: a table of group, samples, weight, low, high and verdict.
+        weights_: of the groups, where given: a table of group, samples, wrong_labels (the share that looks wrong),
+            weight, low, high and verdict.
         candidates_: the ways that were tried, with the trusted log-likelihood that each reached and its share in the
             model; and the model, "together".
     """

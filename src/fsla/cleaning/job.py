@@ -16,7 +16,7 @@ from fsla.cleaning.estimators import DataWeigher, HyperCleaner
 from fsla.cleaning.inputs import Array
 from fsla.cleaning.reading import Columns, Given, read
 from fsla.cleaning.report import render
-from fsla.cleaning.tables import NOT_COMPARED
+from fsla.cleaning.tables import NOT_COMPARED, dropped
 from fsla.cleaning.ways import EVERYTHING
 from fsla.files import ensure_writable, write_text
 
@@ -185,8 +185,7 @@ def _changed(found: Any, job: Job, cleaned: pd.DataFrame) -> str:
 def _kept(found: Any, mixed: Given) -> Array:
     if mixed.groups is None or not hasattr(found, "weights_"):
         return np.ones(len(mixed), dtype=bool)
-    dropped = found.weights_[found.weights_["verdict"] == "drop"]["group"].astype(str)
-    return ~np.isin(mixed.groups.astype(str), dropped.to_numpy(dtype=str))
+    return ~dropped(found.weights_, mixed.groups)
 
 
 def _summary(found: Any, job: Job, text: str, more: Mapping[str, object]) -> dict[str, object]:

@@ -13,7 +13,7 @@ from markupsafe import Markup
 
 from fsla.cleaning.inputs import Array
 from fsla.cleaning.reading import Given
-from fsla.cleaning.tables import NOT_COMPARED
+from fsla.cleaning.tables import NOT_COMPARED, dropped
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -74,8 +74,7 @@ def _kept_first(issues: pd.DataFrame, found: Any, given: Given) -> pd.DataFrame:
     """Those of groups that are dropped last: nobody needs to look at them."""
     if given.groups is None:
         return issues
-    dropped = found.weights_[found.weights_["verdict"] == "drop"]["group"].astype(str)
-    last = np.isin(given.groups[issues["index"].to_numpy()].astype(str), dropped.to_numpy(dtype=str))
+    last = dropped(found.weights_, given.groups[issues["index"].to_numpy()])
     return issues.iloc[np.argsort(last, kind="stable")]
 
 

@@ -56,6 +56,12 @@ def weights(names: Array, numbers: Tensor, choice: Choice) -> pd.DataFrame:
     return table.sort_values("weight", ascending=False, kind="stable", ignore_index=True)
 
 
+def dropped(weights: pd.DataFrame, groups: Array) -> Array:
+    """Which samples are of groups that are to be left out."""
+    names = weights[weights["verdict"] == "drop"]["group"].astype(str)
+    return np.isin(groups.astype(str), names.to_numpy(dtype=str))
+
+
 def interval(rates: tuple[float, float], samples: int) -> tuple[float, float]:
     """The two rates, and twice the standard error of a count beyond."""
     low, high = rates
