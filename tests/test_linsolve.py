@@ -4,6 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fsla import linsolve, tree
+from fsla.adjoints import RandomNeumann
 from fsla.problems import Quadratic
 from support import F64, normal
 
@@ -43,18 +44,25 @@ def test_neumann_shrinks_its_residual_at_the_rate_of_the_theory():
 
 
 def test_random_neumann_has_the_series_as_its_mean():
-    """Exactly, over the K lengths that it may draw; and by its own draws, within Monte-Carlo error."""
     H, matvec, b, _ = system(n=3, kappa=4.0)
-    K, beta, generator = 5, 0.2, torch.Generator().manual_seed(0)
+    K, beta = 5, 0.2
     target = linsolve.neumann(matvec, b, steps=K, beta=beta)["x"]
-    lengths = [K * beta * torch.linalg.matrix_power(torch.eye(3, dtype=F64) - beta * H, j) @ b["x"] for j in range(K)]
-    assert torch.allclose(torch.stack(lengths).mean(0), target)
-    draws = torch.stack(
-        [linsolve.random_neumann(matvec, b, steps=K, beta=beta, generator=generator)["x"] for _ in range(4000)]
-    )
-    deviation = draws.std(0) / 4000**0.5
-    assert ((draws.mean(0) - target).abs() < 4 * deviation).all()
-    assert all(any(torch.allclose(d, x) for x in lengths) for d in draws[:50])
+    terms = [linsolve.random_neumann(matvec, b, steps=K, beta=beta, length=j)["x"] for j in range(K)]
+    for j, term in enumerate(terms):
+        power = torch.linalg.matrix_power(torch.eye(3, dtype=F64) - beta * H, j)
+        assert torch.allclose(term, K * beta * power @ b["x"])
+    assert torch.allclose(torch.stack(terms).mean(0), target)
+
+
+def test_the_length_of_a_random_series_is_drawn_evenly_from_the_seed_of_the_sample():
+    solve = RandomNeumann(5, 0.2)
+    lengths = [solve.drawn(seed).length for seed in range(2000)]
+    assert lengths == [solve.drawn(seed).length for seed in range(2000)]
+    counts = torch.bincount(torch.tensor(lengths), minlength=5)
+    assert len(counts) == 5
+    assert ((counts - 400).abs() < 4 * (2000 * 0.2 * 0.8) ** 0.5).all()
+    with pytest.raises(ValueError, match="needs a sample with a seed"):
+        solve.drawn(None)
 
 
 @given(st.integers(1, 8), st.floats(1.0, 1e4), st.integers(0, 1000))

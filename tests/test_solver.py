@@ -256,9 +256,9 @@ def test_batches_that_no_step_would_read_are_refused():
     four = xi[0]._replace(hvp=Batches([x.hvp for x in xi[:4]]))
     solver = fsla.algorithms.ns(R, K=4)
     state = solver.init(problem, at, xi[0])
-    with pytest.raises(ValueError, match=r"'hvp' of the sample must be one batch, or Batches of 1.*Got Batches of 4"):
+    with pytest.raises(ValueError, match=r"'hvp' of the sample must be one batch, or Batches of 3.*Got Batches of 4"):
         solver.step(problem, state, four)
-    assert solver.needs == fsla.Needs()
+    assert solver.needs == fsla.Needs(hvp=3)
     assert fsla.algorithms.amigo(R, T=3, Q=4).needs == fsla.Needs(inner=3, hvp=4)
     assert fsla.algorithms.bp(R, T=5).needs == fsla.Needs(inner=5, hvp=5)
 

@@ -15,10 +15,11 @@ from fsla.checkpoint import CheckpointError
 from fsla.counted import Counted, Counts
 from fsla.differences import Differences
 from fsla.evaluate import DivergenceWarning, Hypergradient, check_hypergradient, hypergradient
+from fsla.fixed_point import FixedPoint
 from fsla.front import FSLA, MASOBA, SOBA, DivergenceError, History, MicroBatches, RescueWarning, fit
 from fsla.module import functional
 from fsla.problem import Point
-from fsla.sample import Batches, Needs, Sample
+from fsla.sample import Batches, Needs, Numbered, Sample
 from fsla.solver import Solver, State
 from fsla.weighted import WeightedProblem
 from fsla.weights import GroupWeights, ProductWeights, SampleWeights
@@ -43,6 +44,7 @@ __all__ = [
     "Differences",
     "DivergenceError",
     "DivergenceWarning",
+    "FixedPoint",
     "GaussNewton",
     "GroupWeights",
     "History",
@@ -50,6 +52,7 @@ __all__ = [
     "Hypergradient",
     "MicroBatches",
     "Needs",
+    "Numbered",
     "Point",
     "Problem",
     "ProductWeights",

@@ -77,6 +77,8 @@ class Problem:
         }
         self._settled = forced.get(mode)
         """How products are computed; None until a point has been looked at."""
+        self._exchanged: Problem | None = None
+        """The problem with F in the role of G, once it was asked for."""
 
     def inner_at(self, at: Point, batch: Batch, seed: int | None = None) -> Inner:
         ways = self.settle(at, batch, seed)
@@ -86,6 +88,12 @@ class Problem:
 
     def outer_at(self, at: Point, batch: Batch, seed: int | None = None) -> Outer:
         return OuterView(self, at, batch, seed)
+
+    def outer_products_at(self, at: Point, batch: Batch, seed: int | None = None) -> Inner:
+        """F in the role of G, with its products."""
+        if self._exchanged is None:
+            self._exchanged = _Exchanged(self.outer_loss, self.inner_loss, mode=self.mode, autocast=self.autocast)
+        return self._exchanged.inner_at(at, batch, seed)
 
     def check_step(self, at: Point, batch: Batch, v: Tree, seed: int | None = None) -> StepCheck | None:
         """How much products by differences change with their step; None where products are exact."""
@@ -166,6 +174,13 @@ class Problem:
     def without_d_lam(self, lam: Tree) -> Leaves:
         """∂_λ F where F does not read λ."""
         return zeros_like(lam)
+
+
+class _Exchanged(Problem):
+    """F in the role of G. It need not read λ."""
+
+    def _exact(self, at: Point, batch: Batch, seed: int | None, ways: Ways) -> ExactView:
+        return ExactView(self, at, batch, seed, ways, coupled=False)
 
 
 _NO_SCALER = "float16 would need a gradient scaler, whose skipped steps the method does not know."

@@ -9,7 +9,7 @@ from typing import Self, TypeVar
 from torch import Tensor
 
 from fsla.differences import DifferencesInner
-from fsla.problem import FirstOrder, Inner, Oracles, Outer, Point
+from fsla.problem import FirstOrder, Inner, Oracles, Outer, Point, outer_products_at
 from fsla.sample import Batch
 from fsla.tree import Leaves, Tree
 from fsla.wrap import gauss_newton_product
@@ -63,6 +63,10 @@ class Counted:
     def outer_at(self, at: Point, batch: Batch, seed: int | None = None) -> Outer:
         self.count(batch, "outer_views")
         return CountedOuter(self._problem.outer_at(at, batch, seed), batch, self)
+
+    def outer_products_at(self, at: Point, batch: Batch, seed: int | None = None) -> Inner:
+        """F in the role of G: its gradients and products count as those of G do."""
+        return CountedInner(outer_products_at(self._problem, at, batch, seed), batch, self)
 
     def count(self, batch: Batch, *names: str) -> None:
         size = self._size(batch)

@@ -3,9 +3,10 @@
     Plain     d = g_new
     Average   d = (1-η) d + η g_new
     Storm     d = g_new + (1-η) (d - g_old)      g_old at the old point and memory, on the same sample
+    Spider    Storm with η = 1 every q steps, on a large batch, and η = 0 between (see `fsla.rates.Periodic`)
 
-With η = 1 all three agree; with η = 1 every q steps on a large batch and 0 between, Storm is SPIDER. STORM is unbiased
-only if the sample of g is independent of the sample that moved ω and v.
+With η = 1 all agree. STORM is unbiased only if the sample of g is independent of the sample that moved ω and v. (SAGA,
+which remembers what each batch said, is in `fsla.saga`.)
 """
 
 from __future__ import annotations
@@ -41,6 +42,16 @@ class Storm:
     def __call__(self, gradient: Gradient, new: Where, old: Where, d: Tree, eta: Scalar) -> Tree:
         keep = 1.0 - eta
         return axpy(keep, d, axpy(-keep, gradient(*old), gradient(*new)))
+
+
+@dataclass(frozen=True)
+class Spider(Storm):
+    """Where η is the number 1, the old point is not asked."""
+
+    def __call__(self, gradient: Gradient, new: Where, old: Where, d: Tree, eta: Scalar) -> Tree:
+        if isinstance(eta, float) and eta == 1.0:
+            return dense(gradient(*new))
+        return super().__call__(gradient, new, old, d, eta)
 
 
 MOMENTA: dict[str, Direction] = {"storm": Storm(), "average": Average(), "none": Plain()}

@@ -5,31 +5,53 @@ hypergradient ∂_λ F - J v at any point, memory and sample (line 8). The split
 gradient at the old and the new point on one sample, serve every estimator.
 
     Tracked    FSLA: v is carried from step to step, and one term of the forward mode is added at each
-    Implicit   NS, CG: v is solved for afresh at each point
+    Warm       AID-BiO: v is carried, and improved by conjugate gradients
+    Implicit   NS, CG: v is solved for afresh at each point, by one of `fsla.adjoints`
     Unrolled   BP: the backward mode over the inner steps that led to the point
     Tangent    the same derivative as Unrolled, by the matrix recursion: p products a step
+    Carried    RTHO: the matrix of that recursion is carried from step to step
     Exact      the reference: ω_λ by Newton's method, v by a direct solve
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
 
 from fsla import linsolve
+from fsla.adjoints import ConjugateGradient, Identity, Neumann, RandomNeumann, Solve
 from fsla.checks import positive, whole_number
 from fsla.exact import solve_directly, solve_inner
 from fsla.formulation import Term, adjoint_recursion, apply_matrix, matrix_recursion, vector_recursion
-from fsla.linsolve import Matvec
 from fsla.problem import Oracles, Point
-from fsla.sample import Sample, batch_of_step
-from fsla.tree import Leaves, Scalar, Tree, norm, scale, sub, zeros_like
+from fsla.sample import Batches, Sample, batch_of_step
+from fsla.tree import Leaves, Scalar, Tree, axpy, basis, norm, scale, sub, zeros_like
+
+__all__ = [
+    "Carried",
+    "ConjugateGradient",
+    "Estimator",
+    "Exact",
+    "Identity",
+    "Implicit",
+    "Neumann",
+    "RandomNeumann",
+    "Tangent",
+    "Tracked",
+    "Unrolled",
+    "Warm",
+    "readout",
+]
 
 
 class Estimator(Protocol):
+    @property
+    def capturable(self) -> bool:
+        """Whether it takes the same operations on every sample, so that a step can be captured once for all."""
+        ...
+
     def hvp_batches(self, inner_steps: int) -> int:
         """How many batches for products a hyper-iteration of so many inner steps reads."""
         ...
@@ -53,6 +75,7 @@ class Tracked:
 
     steps: int = 1
     radius: float | None = None
+    capturable = True
 
     def __post_init__(self) -> None:
         whole_number(self.steps, "steps", "Tracked")
@@ -77,6 +100,10 @@ class Tracked:
 class Memoryless:
     """What the estimators that compute everything afresh have in common."""
 
+    @property
+    def capturable(self) -> bool:
+        return True
+
     def hvp_batches(self, inner_steps: int) -> int:
         return 1
 
@@ -88,49 +115,57 @@ class Memoryless:
 
 
 @dataclass(frozen=True)
-class Neumann:
-    """K terms of the Neumann series with step β."""
-
-    steps: int
-    beta: float
-
-    def __post_init__(self) -> None:
-        whole_number(self.steps, "steps", "Neumann")
-        positive(self.beta, "beta", "Neumann", optional=True)
-
-    def __call__(self, matvec: Matvec, b: Tree) -> Tree:
-        return linsolve.neumann(matvec, b, steps=self.steps, beta=self.beta)
-
-
-@dataclass(frozen=True)
-class ConjugateGradient:
-    """K conjugate-gradient steps from zero; `stop_early` saves products after convergence, but makes the host wait."""
-
-    steps: int
-    stop_early: bool = False
-    tol: float | None = None
-
-    def __post_init__(self) -> None:
-        whole_number(self.steps, "steps", "ConjugateGradient")
-        positive(self.tol, "tol", "ConjugateGradient", optional=True)
-
-    def __call__(self, matvec: Matvec, b: Tree) -> Tree:
-        return linsolve.cg(matvec, b, steps=self.steps, tol=self.tol, stop_early=self.stop_early)
-
-
-@dataclass(frozen=True)
 class Implicit(Memoryless):
-    """v = solve(H, ∂_ω F) at the point itself."""
+    """v = solve(H, ∂_ω F) at the point itself, by one of `fsla.adjoints` or any function of the product and ∂_ω F.
 
-    solve: Callable[[Matvec, Tree], Tree]
+    Where the sample's `hvp` holds several batches, each product is of the next one.
+    """
+
+    solve: Solve | RandomNeumann
+
+    @property
+    def capturable(self) -> bool:
+        return not isinstance(self.solve, RandomNeumann)
+
+    def hvp_batches(self, inner_steps: int) -> int:
+        return int(getattr(self.solve, "batches", 1))
 
     def adjoint(self, problem: Oracles, at: Point, xi: Sample) -> Tree:
         """v at the point."""
-        view = problem.inner_at(at, batch_of_step(xi.hvp, 0)).linearised()
-        return self.solve(view.hvp, problem.outer_at(at, xi.outer_omega).d_omega)
+        solve = self.solve.drawn(xi.seed) if isinstance(self.solve, RandomNeumann) else self.solve
+        b = problem.outer_at(at, xi.outer_omega).d_omega
+        if not isinstance(xi.hvp, Batches):
+            return solve(problem.inner_at(at, xi.hvp).linearised().hvp, b)
+        views = (problem.inner_at(at, batch) for batch in xi.hvp)
+        return solve(lambda v: next(views).hvp(v), b)
 
     def gradient(self, problem: Oracles, at: Point, memory: None, xi: Sample) -> Leaves:
         return readout(problem, at, self.adjoint(problem, at, xi), xi)
+
+
+@dataclass(frozen=True)
+class Warm:
+    """v by conjugate gradients from the v of the step before: one product for its residual, and `steps` - 1 steps."""
+
+    steps: int
+    capturable = True
+
+    def __post_init__(self) -> None:
+        whole_number(self.steps, "steps", "Warm", least=2)
+
+    def hvp_batches(self, inner_steps: int) -> int:
+        return 1
+
+    def init(self, at: Point) -> Tree:
+        return zeros_like(at.omega)
+
+    def advance(self, problem: Oracles, at: Point, v: Tree, xi: Sample, beta: Scalar) -> Tree:
+        view = problem.inner_at(at, batch_of_step(xi.hvp, 0)).linearised()
+        residual = sub(problem.outer_at(at, xi.outer_omega).d_omega, view.hvp(v))
+        return axpy(1.0, linsolve.cg(view.hvp, residual, steps=self.steps - 1), v)
+
+    def gradient(self, problem: Oracles, at: Point, v: Tree, xi: Sample) -> Leaves:
+        return readout(problem, at, v, xi)
 
 
 @dataclass(frozen=True)
@@ -174,8 +209,33 @@ class Tangent(Memoryless):
             for k, (omega, eta) in enumerate(at.trail)
         ]
         p = problem.outer_at(at, xi.outer_omega).d_omega
-        change = apply_matrix(matrix_recursion(terms, at.lam, at.omega), p, at.lam)
+        start = [zeros_like(at.omega) for _ in basis(at.lam)]
+        change = apply_matrix(matrix_recursion(terms, at.lam, start), p, at.lam)
         return sub(problem.outer_at(at, xi.outer_lam).d_lam, change)
+
+
+@dataclass(frozen=True)
+class Carried:
+    """A ← A (I - β H) + β J, once a hyper-iteration, with p rows of the form of ω: β is the inner step. FSLA keeps one
+    vector in the place of this matrix."""
+
+    capturable = True
+
+    def hvp_batches(self, inner_steps: int) -> int:
+        return 1
+
+    def init(self, at: Point) -> tuple[Tree, ...]:
+        return tuple(zeros_like(at.omega) for _ in basis(at.lam))
+
+    def advance(
+        self, problem: Oracles, at: Point, matrix: tuple[Tree, ...], xi: Sample, beta: Scalar
+    ) -> tuple[Tree, ...]:
+        term = Term(problem.inner_at(at, batch_of_step(xi.hvp, 0)), beta)
+        return tuple(matrix_recursion([term], at.lam, matrix))
+
+    def gradient(self, problem: Oracles, at: Point, matrix: tuple[Tree, ...], xi: Sample) -> Leaves:
+        p = problem.outer_at(at, xi.outer_omega).d_omega
+        return sub(problem.outer_at(at, xi.outer_lam).d_lam, apply_matrix(matrix, p, at.lam))
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,8 @@ from fsla.sample import Batch
 from fsla.tree import Tree, axpy, basis, dot, flatten, norm, size, unflatten
 
 DENSE = 1000
+SKEW = 1e-2
+"""How far from symmetric a Hessian may be, relatively: products by differences in single precision have errors."""
 _TOL = 1e-12
 
 
@@ -43,6 +45,12 @@ _NEEDS = (
 def hessian_matrix(matvec: Matvec, like: Tree) -> Tensor:
     """Returns H as an n x n matrix, from n products."""
     h = torch.stack([flatten(matvec(e)) for e in basis(like)])
+    skew = float((h - h.T).abs().max())
+    if skew > SKEW * float(h.abs().max()):
+        raise ValueError(
+            f"The exact hypergradient needs a symmetric Hessian of the inner loss G, and this is not, by {skew:.1e}. "
+            "For a fixed-point map use method='neumann' with beta=1."
+        )
     return (h + h.T) / 2
 
 

@@ -26,7 +26,7 @@ from typing import NamedTuple
 import torch
 
 from fsla.problem import Inner
-from fsla.tree import Leaves, Scalar, Tree, axpy, basis, dot, scale, sub, unflatten, zeros_like
+from fsla.tree import Leaves, Scalar, Tree, axpy, basis, dot, scale, sub, unflatten
 
 
 class Term(NamedTuple):
@@ -61,9 +61,8 @@ def adjoint_recursion(backwards: Iterable[Term], p: Tree, d_lam: Leaves) -> Leav
     return d_lam
 
 
-def matrix_recursion(terms: Sequence[Term], lam: Tree, omega: Tree) -> list[Tree]:
-    """Returns A_K from A_0 = 0 as p trees, one for each coordinate of λ."""
-    matrix = [zeros_like(omega) for _ in basis(lam)]
+def matrix_recursion(terms: Sequence[Term], lam: Tree, matrix: Sequence[Tree]) -> Sequence[Tree]:
+    """Returns A_K from A_0, each as p trees, one for each coordinate of λ."""
     for term in terms:
         view = term.at.linearised()
         pairs = zip(matrix, basis(lam), strict=True)

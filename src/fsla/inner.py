@@ -1,14 +1,18 @@
-"""The inner steps of a hyper-iteration: ω ← ω - τ ∂_ω G(λ, ω), T times, warm or from a fixed start."""
+"""The inner steps of a hyper-iteration.
+
+Descent    ω ← ω - τ ∂_ω G(λ, ω), T times, warm or from a fixed start
+Nesterov   z = y + γ (y - y_old),  y ← z - τ ∂_ω G(λ, z),  and ω a moving average of y
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from fsla.checks import whole_number
+from fsla.checks import positive, whole_number
 from fsla.problem import Oracles, Point
 from fsla.sample import Sample, batch_of_step
-from fsla.tree import Scalar, Tree
+from fsla.tree import Scalar, Tree, axpy, scale, sub
 from fsla.update import Plain, Update
 
 
@@ -59,3 +63,30 @@ class Descent:
             grad = problem.inner_at(Point(at.lam, omega), batch_of_step(xi.inner, t)).grad
             omega, moved = self.update(omega, grad, tau, moved)
         return Point(at.lam, omega, tuple(trail)), memory if self.restart else moved
+
+
+@dataclass(frozen=True)
+class Nesterov:
+    """One accelerated step, and ω ← (1 - average) ω + average y."""
+
+    gamma: float
+    average: float = 1.0
+    steps = 1
+    revisited = 1
+
+    def __post_init__(self) -> None:
+        positive(self.gamma, "gamma", "Nesterov")
+        positive(self.average, "average", "Nesterov")
+
+    def init(self, at: Point) -> tuple[Tree, Tree]:
+        return at.omega, at.omega
+
+    def run(
+        self, problem: Oracles, at: Point, memory: tuple[Tree, Tree], xi: Sample, tau: Scalar
+    ) -> tuple[Point, tuple[Tree, Tree]]:
+        y, before = memory
+        z = axpy(self.gamma, sub(y, before), y)
+        grad = problem.inner_at(Point(at.lam, z), batch_of_step(xi.inner, 0)).grad
+        new = axpy(-tau, grad, z)
+        omega = axpy(self.average, new, scale(1 - self.average, at.omega))
+        return Point(at.lam, omega), (new, y)

@@ -5,29 +5,30 @@
 
 so that ∂_ω G, H v and J v come from one pass. Each of the three has a filter (`fsla.direction`) and an update
 (`fsla.update`) of its own: SOBA has plain ones, MA-SOBA averages D_λ, FdeHBO has STORM three times, and v in
-a ball.
+a ball. With an estimator that solves for v afresh (SUSTAIN, MRBO, BiAdam) there are two of them, ω and λ.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
-from fsla.direction import Direction, Storm
+from fsla.direction import Direction, Spider, Storm
 from fsla.direction import Plain as Unfiltered
+from fsla.estimators import Implicit
 from fsla.problem import Oracles, Point, checked
 from fsla.rates import Rates, callable_rates
 from fsla.sample import Needs, Sample
-from fsla.solver import State
+from fsla.solver import State, Stepped
 from fsla.tree import Leaves, Tree, dense, sub, zeros_like
 from fsla.update import Plain, Update
 from fsla.wrap import Seeded
 
 
 @dataclass(frozen=True)
-class Jacobi:
-    """SOBA and its relatives. The sample's `inner` and `outer_omega` batches serve all oracles.
+class Jacobi(Stepped):
+    """SOBA and its relatives. Without an estimator the sample's `inner` and `outer_omega` batches serve all oracles.
 
     With `delayed`, λ moves by the direction of the step before, as MA-SOBA has it.
     """
@@ -40,38 +41,48 @@ class Jacobi:
     v_update: Update = field(default_factory=Plain)
     lam_update: Update = field(default_factory=Plain)
     delayed: bool = False
+    estimator: Implicit | None = None
 
     def __post_init__(self) -> None:
         callable_rates(self.rates)
 
     @property
     def needs(self) -> Needs:
-        return Needs(hvp=0, outer_lam=0, cross=0)
+        return (
+            Needs(hvp=0, outer_lam=0, cross=0) if self.estimator is None else Needs(hvp=self.estimator.hvp_batches(1))
+        )
+
+    @property
+    def capturable(self) -> bool:
+        drawn = self.estimator is not None and not self.estimator.capturable
+        return not drawn and not any(isinstance(f, Spider) for f in self._filters)
+
+    @property
+    def _filters(self) -> tuple[Direction, Direction, Direction]:
+        return self.omega_filter, self.v_filter, self.lam_filter
 
     @property
     def _looks_back(self) -> bool:
-        return any(isinstance(f, Storm) for f in (self.omega_filter, self.v_filter, self.lam_filter))
+        return any(isinstance(f, Storm) for f in self._filters)
 
     def init(self, problem: Oracles, at: Point, xi: Sample) -> State:
         self.needs.check(xi)
         at = checked(problem, at, xi)
         omega, omega_memory = self.omega_update.init(at.omega)
-        v, v_memory = self.v_update.init(zeros_like(at.omega))
         lam, lam_memory = self.lam_update.init(at.lam)
+        v, v_memory = self.v_update.init(zeros_like(at.omega)) if self.estimator is None else (None, None)
         at = Point(lam, omega)
-        d_omega, d_v = (
-            None if isinstance(f, Unfiltered) else zeros_like(omega) for f in (self.omega_filter, self.v_filter)
-        )
-        inner: dict[str, Any] = {"omega": omega_memory, "v": v_memory, "before": None, "d_omega": d_omega, "d_v": d_v}
         d = zeros_like(lam)
-        if self._looks_back:
-            first = _Directions(Seeded(problem, xi), xi)
+        d_omega = None if isinstance(self.omega_filter, Unfiltered) else zeros_like(omega)
+        d_v = None if v is None or isinstance(self.v_filter, Unfiltered) else zeros_like(omega)
+        if self._looks_back or self.estimator is not None:
+            first = self._directions(Seeded(problem, xi), xi)
             d = dense(first.lam(at, v))
-            inner |= {"before": (at, v), "d_omega": first.omega(at, v), "d_v": first.v(at, v)}
+            d_omega = first.omega(at, v)
+            d_v = None if v is None else first.v(at, v)
+        before = (at, v) if self._looks_back else None
+        inner = {"omega": omega_memory, "v": v_memory, "before": before, "d_omega": d_omega, "d_v": d_v}
         return State(0, at, inner, v, d, lam_memory)
-
-    def step(self, problem: Oracles, state: State, xi: Sample) -> State:
-        return self.move(problem, state, xi, self.rates(state.k))
 
     def move(self, problem: Oracles, state: State, xi: Sample, rate: Rates) -> State:
         self.needs.check(xi)
@@ -80,12 +91,14 @@ class Jacobi:
         memory = state.inner
         new = (at, v)
         old = new if memory["before"] is None else memory["before"]
-        found = _Directions(problem if xi.seed is None else Seeded(problem, xi), xi)
+        found = self._directions(problem if xi.seed is None else Seeded(problem, xi), xi)
         d_omega = self.omega_filter(found.omega, new, old, _known(memory["d_omega"], at.omega), rate.eta)
-        d_v = self.v_filter(found.v, new, old, _known(memory["d_v"], v), rate.eta)
+        d_v = v_memory = None
+        if v is not None:
+            d_v = self.v_filter(found.v, new, old, _known(memory["d_v"], v), rate.eta)
+            v, v_memory = self.v_update(v, d_v, rate.beta, memory["v"])
         d = self.lam_filter(found.lam, new, old, state.d, rate.eta)
         omega, omega_memory = self.omega_update(at.omega, d_omega, rate.tau, memory["omega"])
-        v, v_memory = self.v_update(v, d_v, rate.beta, memory["v"])
         lam, outer = self.lam_update(at.lam, state.d if self.delayed else d, rate.alpha, state.outer)
         inner = {
             "omega": omega_memory,
@@ -96,14 +109,43 @@ class Jacobi:
         }
         return State(state.k + 1, Point(lam, omega), inner, v, d, outer)
 
+    def _directions(self, problem: Oracles, xi: Sample) -> Directions:
+        return Tracked(problem, xi) if self.estimator is None else Afresh(problem, xi, self.estimator)
+
 
 def _known(d: Tree | None, unread: Tree) -> Tree:
     """The direction so far; a filter that keeps none reads none, and any tree of the form will do."""
     return unread if d is None else d
 
 
-class _Directions:
-    """The three directions on one sample, from one pass for each point."""
+class Directions(Protocol):
+    """The directions on one sample, at any point and v."""
+
+    def omega(self, at: Point, v: Any) -> Tree: ...
+    def v(self, at: Point, v: Any) -> Tree: ...
+    def lam(self, at: Point, v: Any) -> Leaves: ...
+
+
+class Afresh:
+    """Those of ω and λ, with v by an estimator at the point itself."""
+
+    def __init__(self, problem: Oracles, xi: Sample, estimator: Implicit) -> None:
+        self._problem = problem
+        self._xi = xi
+        self._estimator = estimator
+
+    def omega(self, at: Point, v: None) -> Tree:
+        return self._problem.inner_at(at, self._xi.inner).grad
+
+    def v(self, at: Point, v: None) -> Tree:
+        raise NotImplementedError
+
+    def lam(self, at: Point, v: None) -> Leaves:
+        return self._estimator.gradient(self._problem, at, None, self._xi)
+
+
+class Tracked:
+    """All three, from one pass for each point."""
 
     def __init__(self, problem: Oracles, xi: Sample) -> None:
         self._problem = problem

@@ -4,7 +4,8 @@
     random_neumann   K β (I - βH)^j b with j uniform in {0 … K-1}: its mean is the sum above (Ghadimi & Wang)
     cg               K conjugate-gradient steps from zero: K products; exact for K ≥ n
 
-`neumann` equals K gradient steps of size β from zero on ½ vᵀHv - bᵀv.
+`neumann` equals K gradient steps of size β from zero on ½ vᵀHv - bᵀv. Where each product is of another batch's H, the
+first one is in most terms of the series, the last in one.
 """
 
 from __future__ import annotations
@@ -22,18 +23,19 @@ Matvec = Callable[[Tree], Tree]
 
 def neumann(matvec: Matvec, b: Tree, *, steps: int, beta: Scalar) -> Tree:
     """Returns the first `steps` terms of the Neumann series."""
-    v = scale(beta, b)
+    term = b
+    total = b
     for _ in range(steps - 1):
-        v = axpy(beta, sub(b, matvec(v)), v)
-    return v
+        term = axpy(-beta, matvec(term), term)
+        total = axpy(1.0, term, total)
+    return scale(beta, total)
 
 
-def random_neumann(
-    matvec: Matvec, b: Tree, *, steps: int, beta: Scalar, generator: torch.Generator | None = None
-) -> Tree:
-    """Returns one random term of the Neumann series, scaled so that its mean is the sum of the first `steps`."""
+def random_neumann(matvec: Matvec, b: Tree, *, steps: int, beta: Scalar, length: int) -> Tree:
+    """Returns term `length` of the Neumann series, scaled so that with a length drawn from 0 … steps - 1 its mean is
+    the sum of the first `steps` terms."""
     v = b
-    for _ in range(int(torch.randint(steps, (), generator=generator))):
+    for _ in range(length):
         v = axpy(-beta, matvec(v), v)
     return scale(steps * beta, v)
 

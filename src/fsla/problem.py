@@ -107,6 +107,24 @@ class Oracles(Protocol):
     def outer_at(self, at: Point, batch: Batch, seed: int | None = None) -> Outer: ...
 
 
+@runtime_checkable
+class OuterProducts(Protocol):
+    """A problem whose F has second derivatives in ω as well, for methods that move ω along ∂_ω F too."""
+
+    def outer_products_at(self, at: Point, batch: Batch, seed: int | None = None) -> Inner:
+        """F in the role of G."""
+        ...
+
+
+def outer_products_at(problem: Oracles, at: Point, batch: Batch, seed: int | None = None) -> Inner:
+    if not isinstance(problem, OuterProducts):
+        raise TypeError(
+            f"This method needs products of the outer loss, which {type(problem).__name__} has not. "
+            "Use fsla.Problem(inner_loss, outer_loss)."
+        )
+    return problem.outer_products_at(at, batch, seed)
+
+
 def checked(problem: Oracles, at: Point, xi: Sample) -> Point:
     """Returns the point, cut off from any graph. Done once, before a run.
 

@@ -21,6 +21,13 @@ class Batches(tuple[Batch, ...]):
     """A batch for each of several inner or adjoint steps, in the place of one batch that serves them all."""
 
 
+class Numbered(NamedTuple):
+    """One of several fixed batches, with its number from 0 on: for methods that remember what each batch said."""
+
+    number: Any
+    batch: Batch
+
+
 def batch_of_step(batch: Batch, k: int) -> Batch:
     """Returns the batch of inner step k = 0, 1, …"""
     return batch[k] if isinstance(batch, Batches) else batch

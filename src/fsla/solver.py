@@ -53,11 +53,42 @@ class SharedBatchWarning(UserWarning):
     """STORM on batches that also moved ω and v: its direction keeps a bias."""
 
 
+class Stepped:
+    """What most algorithms have in common: a step is a move with the rates of the state's k."""
+
+    rates: Callable[[int], Rates]
+    outer: Update
+    """How λ moves."""
+
+    @property
+    def needs(self) -> Needs:
+        raise NotImplementedError
+
+    @property
+    def capturable(self) -> bool:
+        return True
+
+    def started(self, problem: Oracles, at: Point, xi: Sample) -> tuple[Point, Any]:
+        """The start, checked and brought into λ's set, and the memory of λ's update."""
+        self.needs.check(xi)
+        at = checked(problem, at, xi)
+        lam, memory = self.outer.init(at.lam)
+        return Point(lam, at.omega), memory
+
+    def step(self, problem: Oracles, state: State, xi: Sample) -> State:
+        return self.move(problem, state, xi, self.rates(state.k))
+
+    def move(self, problem: Oracles, state: State, xi: Sample, rate: Rates) -> State:
+        raise NotImplementedError
+
+
 class Algorithm(Protocol):
     """What every algorithm is: a start, a schedule and a pure step.
 
     `step` is `move` with the rates of the state's k. `move` itself never reads k, so that a captured step serves every
-    k: the rates are computed from a whole number outside of it and handed in, as numbers or as 0-d tensors.
+    k: the rates are computed from a whole number outside of it and handed in, as numbers or as 0-d tensors. One whose
+    steps do not all take the same operations (it reads k, draws how many, or goes on until something holds) says
+    `capturable = False`, and is never captured.
     """
 
     @property
@@ -73,7 +104,7 @@ class Algorithm(Protocol):
 
 
 @dataclass(frozen=True)
-class Solver:
+class Solver(Stepped):
     """Algorithm 1 with its parts named. `v_at` says where v moves: at ω_k ("old", the algorithm) or ω_{k+1} ("new").
 
     With `lam_last` ω and v move first, and λ by the direction that follows: the same cycle, begun elsewhere, so that
@@ -96,26 +127,24 @@ class Solver:
             raise ValueError(f"The 'v_at' of a Solver must be 'old' or 'new'. Got {self.v_at!r} instead.")
 
     @property
+    def capturable(self) -> bool:
+        return self.estimator.capturable
+
+    @property
     def needs(self) -> Needs:
         steps = self.inner.steps
         return Needs(inner=steps, hvp=self.estimator.hvp_batches(steps))
 
     def init(self, problem: Oracles, at: Point, xi: Sample) -> State:
-        self.needs.check(xi)
+        at, outer = self.started(problem, at, xi)
         if xi.mode == "shared" and isinstance(self.direction, Storm):
             warnings.warn(_BIASED, SharedBatchWarning, stacklevel=2)
-        at = checked(problem, at, xi)
-        lam, outer = self.outer.init(at.lam)
-        at = Point(lam, at.omega)
         memory = self.estimator.init(at)
-        d = zeros_like(lam) if self.lam_last else self._first(problem, at, memory, xi)
+        d = zeros_like(at.lam) if self.lam_last else self._first(problem, at, memory, xi)
         return State(0, at, self.inner.init(at), memory, d, outer)
 
     def _first(self, problem: Oracles, at: Point, memory: Any, xi: Sample) -> Tree:
         return dense(self.estimator.gradient(Seeded(problem, xi), at, memory, xi))
-
-    def step(self, problem: Oracles, state: State, xi: Sample) -> State:
-        return self.move(problem, state, xi, self.rates(state.k))
 
     def move(self, problem: Oracles, state: State, xi: Sample, rate: Rates) -> State:
         self.needs.check(xi)

@@ -124,11 +124,14 @@ class Graph(NamedTuple):
 
 
 class ExactView(FirstOrderView):
-    """G at one point on one batch, with exact products."""
+    """G at one point on one batch, with exact products. Unless it is `coupled`, J may be zero."""
 
-    def __init__(self, problem: Losses, at: Point, batch: Batch, seed: int | None, ways: Ways) -> None:
+    def __init__(
+        self, problem: Losses, at: Point, batch: Batch, seed: int | None, ways: Ways, *, coupled: bool = True
+    ) -> None:
         super().__init__(problem, at, batch, seed)
         self._ways = ways
+        self._reached = passes.reached if coupled else list[Tensor | None]
         self._keeps = False
         self._graph: Graph | None = None
 
@@ -155,12 +158,12 @@ class ExactView(FirstOrderView):
 
     def cross(self, v: Tree) -> Leaves:
         found = self._pull(v, to_omega=False, to_lam=True)
-        return self._by_lam(passes.filled(passes.reached(found), self._lam))
+        return self._by_lam(passes.filled(self._reached(found), self._lam))
 
     def hvp_cross(self, v: Tree) -> tuple[Tree, Leaves]:
         found = self._pull(v, to_omega=True, to_lam=True)
         n = len(self._omega)
-        by_lam = passes.filled(passes.reached(found[n:]), self._lam)
+        by_lam = passes.filled(self._reached(found[n:]), self._lam)
         return passes.filled(found[:n], self._omega), self._by_lam(by_lam)
 
     def cross_t(self, u: Tree) -> Tree:
@@ -168,7 +171,7 @@ class ExactView(FirstOrderView):
         omega = passes.leaves(self._omega)
         wrt = list(lam.values())
         value = self._loss(lam, omega)
-        by_lam = passes.reached(torch.autograd.grad(value, wrt, create_graph=True, allow_unused=True))
+        by_lam = self._reached(torch.autograd.grad(value, wrt, create_graph=True, allow_unused=True))
         return passes.filled(passes.vjp(by_lam, aligned(u, lam), list(omega.values())), omega)
 
     def _linear(self) -> Graph:

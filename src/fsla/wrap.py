@@ -17,7 +17,7 @@ from typing import Generic, Self, TypeVar
 
 from torch import Tensor
 
-from fsla.problem import Composed, Inner, Oracles, Outer, Point
+from fsla.problem import Composed, Inner, Oracles, Outer, Point, outer_products_at
 from fsla.sample import Batch, Sample
 from fsla.tree import Leaves, Tree, axpy
 
@@ -133,6 +133,9 @@ class Seeded:
 
     def outer_at(self, at: Point, batch: Batch, seed: int | None = None) -> Outer:
         return self._problem.outer_at(at, batch, self._seeds.get(id(batch), seed))
+
+    def outer_products_at(self, at: Point, batch: Batch, seed: int | None = None) -> Inner:
+        return outer_products_at(self._problem, at, batch, self._seeds.get(id(batch), seed))
 
 
 @dataclass(frozen=True)

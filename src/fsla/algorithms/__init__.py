@@ -3,22 +3,91 @@
 from collections.abc import Callable
 
 from fsla.algorithms.baselines import bp, cg, ns
+from fsla.algorithms.bda import bda
+from fsla.algorithms.dense import stable, svrb
 from fsla.algorithms.fixed import fixed
-from fsla.algorithms.single_loop import amigo, fsla, single_loop
-from fsla.algorithms.soba import ma_soba, soba
+from fsla.algorithms.hoag import hoag
+from fsla.algorithms.implicit import (
+    aid_bio,
+    aid_cg,
+    aid_fp,
+    bsa,
+    implicit_neumann,
+    sbio_bred,
+    stocbio,
+    t1_t2,
+    ttsa,
+)
+from fsla.algorithms.penalty import penalty
+from fsla.algorithms.reversible import reversible
+from fsla.algorithms.saba import saba
+from fsla.algorithms.sama import sama
+from fsla.algorithms.single_loop import amigo, fsla, single_loop, slip
+from fsla.algorithms.soba import fdehbo, hjfbio, ma_soba, soba, srba
+from fsla.algorithms.tuning_free import s_tfbo
+from fsla.algorithms.unrolled import bio_bred, forward, itd_bio, rtho, truncated_bp
+from fsla.algorithms.value_function import bome, f2sa
+from fsla.algorithms.variance_reduced import accbo, biadam, mrbo, sustain, vr_biadam
+from fsla.algorithms.vrbo import vrbo
 from fsla.solver import Algorithm
 
-ALL: dict[str, Callable[..., Algorithm]] = {
-    "fsla": fsla,
-    "single_loop": single_loop,
-    "bp": bp,
-    "ns": ns,
-    "cg": cg,
-    "soba": soba,
-    "ma_soba": ma_soba,
-    "amigo": amigo,
-}
-
+_FUNCTIONS: tuple[Callable[..., Algorithm], ...] = (
+    fsla, single_loop, amigo, slip,
+    soba, ma_soba, saba, srba, fdehbo, hjfbio, s_tfbo,
+    bp, ns, cg,
+    itd_bio, truncated_bp, forward, rtho, reversible, bio_bred, bda,
+    bsa, ttsa, aid_bio, stocbio, sbio_bred, implicit_neumann, t1_t2, aid_fp, aid_cg, hoag,
+    sustain, mrbo, vrbo, biadam, vr_biadam, accbo,
+    stable, svrb,
+    penalty, f2sa, bome, sama,
+)  # fmt: skip
+ALL: dict[str, Callable[..., Algorithm]] = {function.__name__: function for function in _FUNCTIONS}
 """The bilevel algorithms. (`fixed` is plain training, to compare with.)"""
 
-__all__ = ["ALL", "amigo", "bp", "cg", "fixed", "fsla", "ma_soba", "ns", "single_loop", "soba"]
+__all__ = [
+    "ALL",
+    "accbo",
+    "aid_bio",
+    "aid_cg",
+    "aid_fp",
+    "amigo",
+    "bda",
+    "biadam",
+    "bio_bred",
+    "bome",
+    "bp",
+    "bsa",
+    "cg",
+    "f2sa",
+    "fdehbo",
+    "fixed",
+    "forward",
+    "fsla",
+    "hjfbio",
+    "hoag",
+    "implicit_neumann",
+    "itd_bio",
+    "ma_soba",
+    "mrbo",
+    "ns",
+    "penalty",
+    "reversible",
+    "rtho",
+    "s_tfbo",
+    "saba",
+    "sama",
+    "sbio_bred",
+    "single_loop",
+    "slip",
+    "soba",
+    "srba",
+    "stable",
+    "stocbio",
+    "sustain",
+    "svrb",
+    "t1_t2",
+    "truncated_bp",
+    "ttsa",
+    "vr_biadam",
+    "vrbo",
+]

@@ -9,13 +9,13 @@ from fsla.inner import Descent
 from fsla.problem import Oracles, Point, checked
 from fsla.rates import Rates, callable_rates
 from fsla.sample import Needs, Sample
-from fsla.solver import State
+from fsla.solver import State, Stepped
 from fsla.tree import zeros_like
 from fsla.wrap import Seeded
 
 
 @dataclass(frozen=True)
-class Fixed:
+class Fixed(Stepped):
     """ω ← ω - τ ∂_ω G(λ, ω), and nothing else. Of a sample it reads `inner` alone."""
 
     rates: Callable[[int], Rates]
@@ -32,9 +32,6 @@ class Fixed:
         self.needs.check(xi)
         at = checked(problem, at, xi)
         return State(0, at, self.inner.init(at), None, zeros_like(at.lam))
-
-    def step(self, problem: Oracles, state: State, xi: Sample) -> State:
-        return self.move(problem, state, xi, self.rates(state.k))
 
     def move(self, problem: Oracles, state: State, xi: Sample, rate: Rates) -> State:
         self.needs.check(xi)

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Literal
 
-from fsla.direction import Plain, by_name
+from fsla.algorithms.around import WarmedUp
+from fsla.direction import Average, Plain, by_name
 from fsla.estimators import Tracked
 from fsla.inner import Descent
 from fsla.rates import Rates
 from fsla.solver import Solver
-from fsla.update import Projection, onto
+from fsla.update import Normalised, Projection, onto
 
 
 def fsla(
@@ -46,4 +47,18 @@ def amigo(rates: Callable[[int], Rates], *, T: int = 10, Q: int = 10, project: P
     """
     return Solver(
         Tracked(steps=Q), rates, Descent(T), direction=Plain(), v_at="new", outer=onto(project), lam_last=True
+    )
+
+
+def slip(rates: Callable[[int], Rates], *, T0: int = 0, project: Projection | None = None) -> WarmedUp:
+    """SLIP (Gong, Hao & Liu 2024): T0 steps on ω before the first; then ω, v at the new ω, and λ by α along the
+    normalised average of its directions. For outer losses whose curvature grows with the gradient."""
+    return WarmedUp(
+        Tracked(),
+        rates,
+        direction=Average(),
+        v_at="new",
+        outer=onto(project, Normalised()),
+        lam_last=True,
+        warm_up=T0,
     )

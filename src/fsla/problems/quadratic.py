@@ -8,7 +8,7 @@ A Quadratic answers the five oracles from its matrices; `losses()` gives the sam
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Self
 
 import torch
@@ -59,6 +59,10 @@ class Quadratic:
 
     def outer_at(self, at: Point, batch: Batch = None, seed: int | None = None) -> Outer:
         return _QuadraticOuter(self, at.lam["lam"], at.omega["omega"])
+
+    def outer_products_at(self, at: Point, batch: Batch = None, seed: int | None = None) -> Inner:
+        exchanged = replace(self, H=self.Q, J=self.R, c=self.q)
+        return _QuadraticInner(exchanged, at.lam["lam"], at.omega["omega"])
 
     def losses(self) -> Problem:
         """The same problem as two losses for automatic differentiation."""

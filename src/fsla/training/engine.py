@@ -24,6 +24,7 @@ from fsla.sample import Sample
 from fsla.solver import Algorithm, State
 from fsla.training.captured import EngineWarning
 from fsla.training.cuda_graph import CudaGraph
+from fsla.training.program import CaptureError
 from fsla.training.replay import Replay
 
 __all__ = ["ENGINES", "PAYS", "Eager", "Engine", "EngineWarning", "Replay", "make_engine"]
@@ -102,6 +103,13 @@ def make_engine(
     problem = problem if isinstance(problem, Counted) else Counted(problem)
     device = generator.device.type
     chosen = _automatic(device, state, steps, budget_s) if name == "auto" else name
+    if not getattr(algorithm, "capturable", True):
+        if name not in ("auto", "eager"):
+            raise CaptureError(
+                f"Engine {name!r} is unavailable: {type(algorithm).__name__} does not take the same operations at "
+                "every step. Use engine='eager' or 'auto'."
+            )
+        chosen = "eager"
     if chosen == "eager":
         return Eager(algorithm, problem, draw)
     if device == "cuda":

@@ -1,0 +1,85 @@
+"""VRBO (Yang, Ji & Liang 2021): SPIDER on ω and λ, with several steps of ω for each of λ.
+
+    every q steps      D_ω, D_λ on a large batch at (λ, ω)
+    λ' = λ - α D_λ
+    m + 1 times        D_ω += ∂_ω G(new) - ∂_ω G(old),  D_λ += h(new) - h(old),  ω ← ω - τ D_ω
+
+where the first difference is from (λ, ω) to (λ', ω), and h is the hypergradient by a Neumann series.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from fsla.adjoints import Neumann
+from fsla.checks import whole_number
+from fsla.estimators import Implicit
+from fsla.jacobi import Afresh
+from fsla.problem import Oracles, Point
+from fsla.rates import Periodic, Rates, callable_rates
+from fsla.sample import Needs, Sample, batch_of_step
+from fsla.solver import State, Stepped
+from fsla.tree import axpy, dense, sub
+from fsla.update import Plain, Projection, Update, onto
+from fsla.wrap import Seeded
+
+
+@dataclass(frozen=True)
+class Vrbo(Stepped):
+    """Of `Batches`, the first of each kind is the large one, the others are those of the m + 1 inner steps."""
+
+    rates: Callable[[int], Rates]
+    estimator: Implicit
+    m: int = 3
+    outer: Update = field(default_factory=Plain)
+    capturable = False
+
+    def __post_init__(self) -> None:
+        callable_rates(self.rates)
+        whole_number(self.m, "m", "Vrbo", least=0)
+
+    @property
+    def needs(self) -> Needs:
+        return Needs(*[self.m + 2] * 5)
+
+    def init(self, problem: Oracles, at: Point, xi: Sample) -> State:
+        at, outer = self.started(problem, at, xi)
+        first = self._directions(problem, xi, 0)
+        return State(0, at, first.omega(at, None), None, dense(first.lam(at, None)), outer)
+
+    def move(self, problem: Oracles, state: State, xi: Sample, rate: Rates) -> State:
+        self.needs.check(xi)
+        old = state.at
+        d_omega = state.inner
+        d = state.d
+        if rate.eta == 1.0:
+            refreshed = self._directions(problem, xi, 0)
+            d_omega = refreshed.omega(old, None)
+            d = dense(refreshed.lam(old, None))
+        lam, outer = self.outer(old.lam, d, rate.alpha, state.outer)
+        new = Point(lam, old.omega)
+        for t in range(self.m + 1):
+            found = self._directions(problem, xi, t + 1)
+            d_omega = axpy(1.0, sub(found.omega(new, None), found.omega(old, None)), d_omega)
+            d = axpy(1.0, sub(found.lam(new, None), found.lam(old, None)), d)
+            old = new
+            new = Point(lam, axpy(-rate.tau, d_omega, new.omega))
+        return State(state.k + 1, new, d_omega, None, d, outer)
+
+    def _directions(self, problem: Oracles, xi: Sample, t: int) -> Afresh:
+        own = xi._replace(**{name: batch_of_step(getattr(xi, name), t) for name in Needs._fields})
+        return Afresh(Seeded(problem, xi), own, self.estimator)
+
+
+def vrbo(
+    rates: Callable[[int], Rates],
+    *,
+    m: int = 3,
+    Q: int = 10,
+    step: float = 0.1,
+    period: int = 10,
+    project: Projection | None = None,
+) -> Vrbo:
+    """VRBO. Per step: 2 (m + 1) of ∂_ω G and of the hypergradient, each of Q HVPs; one more at every `period`-th."""
+    return Vrbo(Periodic(rates, period), Implicit(Neumann(Q + 1, step)), m, onto(project))

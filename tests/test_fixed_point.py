@@ -1,0 +1,109 @@
+"""Maps in the place of gradient steps: the hypergradient of an equilibrium, and who can compute it."""
+
+import pytest
+import torch
+
+import fsla
+from fsla import FixedPoint, Point, Sample, algorithms, tree
+from support import F64, normal, ridge_logistic
+
+FULL = Sample.full(None, None)
+
+
+def equilibrium():
+    """ω = tanh(A ω + B λ + b), with ‖A‖ < 1 and A not symmetric; F = ½ ‖ω - target‖² + small ridge on λ."""
+    a = normal(4, 4, seed=1)
+    a = 0.6 * a / torch.linalg.matrix_norm(a, 2)
+    b = normal(4, 2, seed=2)
+    shift = normal(4, seed=3)
+    target = normal(4, seed=4) / 2
+
+    def phi(lam, omega, batch):
+        return {"z": torch.tanh(a @ omega["z"] + b @ lam["x"] + shift)}
+
+    def outer(lam, omega, batch):
+        return (omega["z"] - target).square().sum() / 2 + 0.05 * lam["x"].square().sum()
+
+    def solved(lam):
+        omega = {"z": torch.zeros(4, dtype=F64)}
+        for _ in range(300):
+            omega = phi(lam, omega, None)
+        return omega
+
+    def f(x):
+        return outer({"x": x}, solved({"x": x}), None)
+
+    return FixedPoint(phi, outer), f, solved
+
+
+LAM = {"x": torch.tensor([0.3, -0.2], dtype=F64)}
+
+
+def test_the_fixed_point_iteration_gives_the_derivative_through_the_equilibrium():
+    problem, f, solved = equilibrium()
+    x = LAM["x"].clone().requires_grad_()
+    (want,) = torch.autograd.grad(f(x), x)
+    at = Point(LAM, solved(LAM))
+    found = fsla.hypergradient(problem, at, None, None, "neumann", steps=200, beta=1.0)
+    assert torch.allclose(found.value["x"], want, rtol=1e-10)
+
+
+@pytest.mark.parametrize(
+    "solver",
+    [
+        algorithms.aid_fp(fsla.rates.constant(0.2, 1.0, 0.0), T=20, K=20, step=1.0),
+        algorithms.fsla(fsla.rates.constant(0.1, 1.0, 1.0, 0.5)),
+        algorithms.soba(fsla.rates.constant(0.1, 1.0, 1.0)),
+        algorithms.amigo(fsla.rates.constant(0.2, 1.0, 1.0), T=5, Q=5),
+        algorithms.itd_bio(fsla.rates.constant(0.2, 1.0, 0.0), T=40),
+    ],
+    ids=["aid_fp", "fsla", "soba", "amigo", "itd_bio"],
+)
+def test_algorithms_find_the_best_equilibrium(solver):
+    problem, f, _ = equilibrium()
+    state = solver.init(problem, Point(LAM, {"z": torch.zeros(4, dtype=F64)}), FULL)
+    for _ in range(600):
+        state = solver.step(problem, state, FULL)
+    x = state.at.lam["x"].clone().requires_grad_()
+    (slope,) = torch.autograd.grad(f(x), x)
+    assert float(slope.norm()) < 1e-5
+
+
+def test_a_gradient_step_as_a_map_is_the_gradient_method():
+    problem, at, train, valid = ridge_logistic()
+    rate = 0.2
+
+    def phi(lam, omega, batch):
+        leaves = {name: t if t.requires_grad else t.requires_grad_() for name, t in omega.items()}
+        loss = problem.inner_loss(lam, leaves, batch)
+        grads = torch.autograd.grad(loss, list(leaves.values()), create_graph=True)
+        return {name: t - rate * g for (name, t), g in zip(leaves.items(), grads, strict=True)}
+
+    mapped = FixedPoint(phi, problem.outer_loss)
+    xi = Sample.full(train, valid)
+    ours = algorithms.aid_fp(fsla.rates.constant(0.05, rate, 0.0), T=3, K=4, step=rate)
+    theirs = algorithms.aid_fp(fsla.rates.constant(0.05, 1.0, 0.0), T=3, K=4, step=1.0)
+    a, b = ours.init(problem, at, xi), theirs.init(mapped, at, xi)
+    for _ in range(3):
+        a, b = ours.step(problem, a, xi), theirs.step(mapped, b, xi)
+    assert float(tree.norm(tree.sub(a.at.lam, b.at.lam))) < 1e-13
+    assert float(tree.norm(tree.sub(a.at.omega, b.at.omega))) < 1e-13
+
+
+def test_what_a_map_cannot_do_is_said():
+    problem, _, solved = equilibrium()
+    at = Point(LAM, solved(LAM))
+    with pytest.raises(ValueError, match=r"needs a symmetric Hessian.*method='neumann' with beta=1"):
+        fsla.hypergradient(problem, at, None, None, "implicit")
+    for solver in (
+        algorithms.f2sa(fsla.rates.constant(0.1, 1.0, 0.1)),
+        algorithms.rtho(fsla.rates.constant(0.1, 1.0, 1.0)),
+        algorithms.hjfbio(fsla.rates.constant(0.1, 1.0, 1.0), radius=10.0),
+    ):
+        state = solver.init(problem, at, FULL)
+        with pytest.raises(NotImplementedError, match="A fixed-point problem has no"):
+            solver.step(problem, state, FULL)
+    with pytest.raises(TypeError, match="phi must return a mapping"):
+        FixedPoint(lambda lam, omega, batch: omega["z"], lambda lam, omega, batch: 0.0).inner_at(at, None).grad  # noqa: B018
+    with pytest.raises(TypeError, match="phi must be callable"):
+        FixedPoint("phi", lambda lam, omega, batch: 0.0)
