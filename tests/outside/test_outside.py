@@ -1,0 +1,460 @@
+"""Our algorithms beside public implementations, on a small problem: the numbers of theirs are in `recorded.json`.
+
+`record.py` made that file, and says how; nothing of the other projects is needed here. Trajectories are those of
+benchmark_bilevel's solvers on mini-batches, whose draws both sides take in the same order; hypergradients are those of
+higher, TorchOpt and Betty. Where the other side is known to differ, the test says how, and accounts for it. Both sides
+work in double precision, and agree to its rounding: the tolerance is 1e-12, the largest difference seen 1.2e-16.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from small_problem import BATCH, INNER_ROWS, LAM, OMEGA, OUTER_ROWS, TARGET, batch_of_draw, inner_data, outer_data
+from torch import Tensor
+
+import fsla
+from fsla import Point, Problem, Sample
+from fsla.adjoints import RandomNeumann
+from fsla.direction import Storm
+from fsla.rates import Rates, Schedule
+from fsla.sample import Batches, Numbered
+from fsla.tree import Tree, axpy, zeros_like
+
+RECORDED = json.loads(Path(__file__).with_name("recorded.json").read_text())
+THEIRS = RECORDED["benchmark_bilevel"]
+GRADIENTS = RECORDED["hypergradients"]
+STEPS = len(THEIRS["soba"]["lam"]) - 1
+F64 = torch.float64
+
+
+def tensors(data: dict[str, np.ndarray]) -> Tree:
+    return {name: torch.from_numpy(a) for name, a in data.items()}
+
+
+def split(data: Tree, rows: int) -> list[Tree]:
+    return [{name: t[i : i + BATCH] for name, t in data.items()} for i in range(0, rows, BATCH)]
+
+
+INNER, OUTER = tensors(inner_data()), tensors(outer_data())
+INNER_BATCHES, OUTER_BATCHES = split(INNER, INNER_ROWS), split(OUTER, OUTER_ROWS)
+
+
+def cross_entropy(margin: Tensor, target: Tensor) -> Tensor:
+    return torch.nn.functional.softplus(margin) - target * margin
+
+
+def inner_loss(lam: Tree, omega: Tree, b: Tree) -> Tensor:
+    weights = (b["z"] @ lam["lam"]).sigmoid()
+    ridge = 0.15 * lam["lam"][0].exp() * omega["omega"].square().sum()
+    return (weights * cross_entropy(b["x"] @ omega["omega"], b["t"])).mean() + ridge
+
+
+def outer_loss(lam: Tree, omega: Tree, b: Tree) -> Tensor:
+    distance = (lam["lam"] - torch.tensor(TARGET, dtype=F64)).square().sum()
+    return cross_entropy(b["c"] @ omega["omega"], b["s"]).mean() + 0.05 * distance
+
+
+PROBLEM = Problem(inner_loss, outer_loss)
+START = Point({"lam": torch.tensor(LAM, dtype=F64)}, {"omega": torch.tensor(OMEGA, dtype=F64)})
+
+
+def close(got: Tensor, recorded: Any, tolerance: float = 1e-12) -> None:
+    torch.testing.assert_close(got.detach(), torch.tensor(recorded, dtype=F64), rtol=0.0, atol=tolerance)
+
+
+def test_it_is_the_same_problem():
+    for name, function, data in (("inner", inner_loss, INNER), ("outer", outer_loss, OUTER)):
+        recorded = RECORDED["start"][name]
+        levels = (START.lam, START.omega)
+        lam, omega = ({key: t.clone().requires_grad_() for key, t in level.items()} for level in levels)
+        loss = function(lam, omega, data)
+        by_omega, by_lam = torch.autograd.grad(loss, [omega["omega"], lam["lam"]])
+        close(loss, recorded["loss"])
+        close(by_omega, recorded["by_omega"])
+        close(by_lam, recorded["by_lam"])
+
+
+def test_the_record_says_what_made_it():
+    made_with = RECORDED["made with"]
+    assert {"python", "jax", "torch", "higher", "torchopt", "betty-ml", "benchmark_bilevel"} == set(made_with)
+    program = Path(__file__).with_name("record.py").read_text()
+    for name, version in made_with.items():
+        if name != "python":
+            assert version.removesuffix("+cpu") in program, f"record.py's commands do not name {name} {version}"
+
+
+# -------------------------------------------------------------------------------------- trajectories: benchmark_bilevel
+
+
+class Draws:
+    """The batches in the order in which the other side drew them."""
+
+    def __init__(self) -> None:
+        self._inner = self._outer = -1
+
+    def inner_number(self) -> int:
+        self._inner += 1
+        return batch_of_draw(self._inner, len(INNER_BATCHES))
+
+    def outer_number(self) -> int:
+        self._outer += 1
+        return batch_of_draw(self._outer, len(OUTER_BATCHES))
+
+    def inner(self) -> Tree:
+        return INNER_BATCHES[self.inner_number()]
+
+    def outer(self) -> Tree:
+        return OUTER_BATCHES[self.outer_number()]
+
+    def inners(self, count: int, unread: int = 0) -> Batches:
+        return Batches([self.inner() for _ in range(count)] + unread * [INNER])
+
+
+def seed_of(length: int, terms: int) -> int:
+    """A seed by which a random series of so many terms has the recorded length."""
+    return next(seed for seed in range(1000) if RandomNeumann(terms, 1.0).drawn(seed).length == length)
+
+
+def made(name: str, rates: Callable[[int], Rates], **options: Any) -> Any:
+    return fsla.algorithms.ALL[name](rates, **options)
+
+
+def steps_of(name: str, alpha: float = 0.0, tau: float = 0.0, beta: float = 0.0, eta: float = 0.0) -> Schedule:
+    """Their step sizes: one for ω and v, a fraction of it for λ, each over a power of k + 1."""
+    run = THEIRS[name]
+    size = run["step_size"]
+    return Schedule(size / run["outer_ratio"], size, size, run.get("eta", 1.0), (alpha, tau, beta, eta))
+
+
+def trajectory(solver: Any, sample: Callable[[int], Sample], state: Any = None) -> list[Any]:
+    """The states after 0, 1, … steps."""
+    first = sample(0)
+    states = [solver.init(PROBLEM, START, first) if state is None else state]
+    for k in range(STEPS):
+        states.append(solver.step(PROBLEM, states[-1], first if k == 0 else sample(k)))
+    return states
+
+
+def agree(states: list[Any], name: str, *, sign_of_v: int | None = None) -> None:
+    """Every λ, and the last ω and v, are the recorded ones. benchmark_bilevel's SOBA and its kin keep -v."""
+    run = THEIRS[name]
+    for state, lam in zip(states, run["lam"], strict=True):
+        close(state.at.lam["lam"], lam)
+    close(states[-1].at.omega["omega"], run["omega"])
+    if sign_of_v is not None:
+        close(sign_of_v * states[-1].memory["omega"], run["v"])
+
+
+@pytest.mark.parametrize("name", ["soba", "ma_soba"])
+def test_soba(name):
+    """benchmark_bilevel has no MA-SOBA: ω, v and the direction of λ are its SOBA's, the average is of `record.py`."""
+    draws = Draws()
+    solver = made(name, steps_of(name, 0.5, 0.5, 0.5))
+    agree(trajectory(solver, lambda k: Sample.full(draws.inner(), draws.outer())), name, sign_of_v=-1)
+
+
+def test_saba():
+    draws = Draws()
+
+    def sample(k: int) -> Sample:
+        i, j = draws.inner_number(), draws.outer_number()
+        return Sample.full(Numbered(i, INNER_BATCHES[i]), Numbered(j, OUTER_BATCHES[j]))
+
+    sizes = {"inner_batches": len(INNER_BATCHES), "outer_batches": len(OUTER_BATCHES)}
+    agree(trajectory(made("saba", steps_of("saba"), **sizes), sample), "saba", sign_of_v=-1)
+
+
+def test_srba():
+    draws, period = Draws(), int(THEIRS["srba"]["period_frac"] * (INNER_ROWS + OUTER_ROWS) / BATCH)
+
+    def sample(k: int) -> Sample:
+        return Sample.full(INNER, OUTER) if k % period == 0 else Sample.full(draws.inner(), draws.outer())
+
+    assert 1 < period < STEPS
+    agree(trajectory(made("srba", steps_of("srba"), period=period), sample), "srba", sign_of_v=-1)
+
+
+def test_amigo():
+    draws, count = Draws(), THEIRS["amigo"]["n_inner_steps"]
+
+    def sample(k: int) -> Sample:
+        inner, outer, products = draws.inners(count), draws.outer(), draws.inners(count)
+        return Sample(inner, outer, products, outer, draws.inner())
+
+    agree(trajectory(made("amigo", steps_of("amigo"), T=count, Q=count), sample), "amigo", sign_of_v=1)
+
+
+def test_stocbio():
+    draws, run = Draws(), THEIRS["stocbio"]
+    steps, products = run["n_inner_steps"], run["n_shia_steps"]
+
+    def sample(k: int) -> Sample:
+        inner, outer, hvp = draws.inners(steps), draws.outer(), draws.inners(products)
+        return Sample(inner, outer, hvp, outer, draws.inner())
+
+    solver = made("stocbio", steps_of("stocbio"), T=steps, Q=products, step=run["step_size"])
+    agree(trajectory(solver, sample), "stocbio")
+
+
+def test_ttsa():
+    """Theirs takes the cross product on the batch of the inner step."""
+    draws, run = Draws(), THEIRS["ttsa"]
+    terms = run["n_hia_steps"]
+
+    def sample(k: int) -> Sample:
+        length = run["lengths"][k]
+        inner, outer, hvp = draws.inner(), draws.outer(), draws.inners(length, unread=terms - 1 - length)
+        return Sample(inner, outer, hvp, outer, inner, seed_of(length, terms))
+
+    solver = made("ttsa", steps_of("ttsa", alpha=0.6, tau=0.4), Q=terms, step=run["step_size"])
+    agree(trajectory(solver, sample), "ttsa")
+
+
+@pytest.mark.parametrize("name", ["bsa", "bsa full"])
+def test_bsa(name):
+    """Theirs moves λ and then ω, the same cycle begun elsewhere: after their first step on λ it is ours. (Ours takes
+    all the inner steps of an iteration on one batch; the second run has several, on all rows.)"""
+    draws, run = Draws(), THEIRS[name]
+    terms, size, full = run["n_hia_steps"], run["step_size"], name == "bsa full"
+    lengths = [*run["lengths"], 0]
+
+    def read(k: int) -> dict[str, Any]:
+        """What the hypergradient reads."""
+        length = lengths[k]
+        outer = OUTER if full else draws.outer()
+        hvp = INNER if full else draws.inners(length, unread=terms - 1 - length)
+        cross = INNER if full else draws.inner()
+        seed = seed_of(length, terms)
+        return {"outer_omega": outer, "hvp": hvp, "outer_lam": outer, "cross": cross, "seed": seed}
+
+    def rates(k: int) -> Rates:
+        return Rates(size / run["outer_ratio"] / (k + 2) ** 0.5, size / (k + 1) ** 0.5, 0.0, 1.0)
+
+    solver = made("bsa", rates, T=run["n_inner_steps"], growth=0.0, Q=terms, step=size)
+    first = Sample(inner=INNER, **read(0))
+    h = solver.estimator.gradient(PROBLEM, START, None, first)
+    state = solver.init(PROBLEM, Point(axpy(-size / run["outer_ratio"], h, START.lam), START.omega), first)
+    states = [state]
+    for k in range(STEPS):
+        inner = INNER if full else draws.inner()
+        states.append(solver.step(PROBLEM, states[-1], Sample(inner=inner, **read(k + 1))))
+    for state, lam in zip(states, run["lam"][1:], strict=False):
+        close(state.at.lam["lam"], lam)
+    close(states[-1].at.omega["omega"], run["omega"])
+
+
+@pytest.mark.parametrize("name", ["sustain", "mrbo"])
+def test_storm_on_both(name):
+    """Theirs starts the previous points at 0, which η = 1 at the first step makes harmless, and takes the cross product
+    on the batch of the inner gradient."""
+    draws, run = Draws(), THEIRS[name]
+    count = run["n_hia_steps"] if name == "sustain" else run["n_shia_steps"]
+
+    def sample(k: int) -> Sample:
+        inner, outer = draws.inner(), draws.outer()
+        if name == "mrbo":
+            return Sample(inner, outer, draws.inners(count), outer, inner)
+        length = run["lengths"][k]
+        return Sample(inner, outer, draws.inners(length, count - 1 - length), outer, inner, seed_of(length, count))
+
+    assert run["eta"] == 1.0
+    solver = made(name, steps_of(name, 1 / 3, 1 / 3, 0.0, 2 / 3), Q=count, step=run["step_size"])
+    agree(trajectory(solver, sample), name)
+
+
+def test_f2sa():
+    """Theirs moves λ by steps that fall like 4/7 (the paper: 5/7) and adds to the multiplier what makes it grow too
+    fast. With the multiplier put back after each step, the two steps on ω and that on λ are ours; without, only the
+    first step is."""
+    run = THEIRS["f2sa"]
+    solver = made("f2sa", steps_of("f2sa", 4 / 7, 4 / 7, 5 / 7), T=run["n_inner_steps"])
+    states = trajectory(solver, lambda k: Sample.full(INNER, OUTER))
+    for state, lam in zip(states, run["lam"], strict=True):
+        close(state.at.lam["lam"], lam)
+    close(states[-1].at.omega["omega"], run["star"])
+    close(states[-1].memory["omega"], run["omega"])
+    as_it_is = torch.tensor(THEIRS["f2sa as it is"]["lam"], dtype=F64)
+    close(as_it_is[1], run["lam"][1])
+    assert (as_it_is[-1] - states[-1].at.lam["lam"]).norm() > 1e-5
+
+
+def test_bome():
+    solver = made("bome", steps_of("bome"), T=THEIRS["bome"]["n_inner_steps"])
+    agree(trajectory(solver, lambda k: Sample.full(INNER, OUTER)), "bome")
+
+
+def test_vrbo():
+    """Theirs takes no difference across λ. Its first step on λ is ours; the steps on ω that follow are those of ours
+    from the new λ on, which differ from ours across λ."""
+    draws, run = Draws(), THEIRS["vrbo"]
+    count, products, size = run["n_inner_steps"], run["n_shia_steps"], run["step_size"]
+    inner = [INNER]
+    for _ in range(count):
+        inner.append(draws.inners(1 + products)[0])  # the others are those of the series, which moves λ no more
+    xi = Sample.full(INNER, OUTER)._replace(inner=Batches(inner))
+    solver = made("vrbo", steps_of("vrbo"), m=count - 1, Q=products, step=size, period=3)
+    first = solver.init(PROBLEM, START, xi)
+    ours = solver.step(PROBLEM, first, xi)
+    close(ours.at.lam["lam"], run["lam"][1])
+    between = first._replace(at=Point(ours.at.lam, START.omega))
+    theirs = solver.move(PROBLEM, between, xi, Rates(0.0, size, 0.0, 0.0))
+    close(theirs.at.omega["omega"], run["omega"])
+    assert (theirs.at.omega["omega"] - ours.at.omega["omega"]).norm() > 1e-3
+
+
+def fsla_samples() -> Callable[[int], Sample]:
+    draws = Draws()
+
+    def sample(k: int) -> Sample:
+        inner, products = draws.inner(), draws.inner()
+        return Sample(inner, draws.outer(), products, draws.outer(), draws.inner())
+
+    return sample
+
+
+def their_fsla(name: str) -> tuple[Any, Callable[[int], Rates]]:
+    """FSLA with v at the new ω. Theirs moves ω, v, d and then λ, the same cycle begun elsewhere: λ's step size is that
+    of the step before, and their λ is one move ahead of ours."""
+    size, ratio = THEIRS[name]["step_size"], THEIRS[name]["outer_ratio"]
+
+    def rates(k: int) -> Rates:
+        now = size / (k + 1) ** 0.5
+        return Rates(size / ratio / max(k, 1) ** 0.5, now, now, now)
+
+    return fsla.algorithms.fsla(rates, v_at="new"), rates
+
+
+def agree_one_ahead(states: list[Any], rates: Callable[[int], Rates], name: str) -> None:
+    run = THEIRS[name]
+    for state, lam in zip(states[1:], run["lam"], strict=False):
+        close(state.at.lam["lam"], lam)
+    last = states[-1]
+    close(axpy(-rates(STEPS).alpha, last.d, last.at.lam)["lam"], run["lam"][-1])
+    close(last.at.omega["omega"], run["omega"])
+    close(last.memory["omega"], run["v"])
+
+
+def test_fsla_from_zero():
+    """Theirs starts d and the previous λ at 0. From λ = 0 the second is no error, and the first is a state to set."""
+    name = "fsla from zero"
+    solver, rates = their_fsla(name)
+    sample = fsla_samples()
+    at = Point(zeros_like(START.lam), START.omega)
+    state = solver.init(PROBLEM, at, Sample.full(INNER, OUTER))
+    states = trajectory(solver, sample, state._replace(d=zeros_like(at.lam)))
+    agree_one_ahead(states, rates, name)
+
+
+def test_fsla_whose_previous_point_is_not_one():
+    """From another λ, their first correction looks back to λ = 0, where the run never was. With that one direction put
+    in by hand, all that follows agrees; without it nothing does."""
+    solver, rates = their_fsla("fsla")
+    sample = fsla_samples()
+    first = sample(0)
+    before = solver.init(PROBLEM, START, first)._replace(d=zeros_like(START.lam))
+    ours = solver.step(PROBLEM, before, first)
+    nowhere = Point(zeros_like(START.lam), START.omega)
+
+    def gradient(at: Point, v: Tree) -> Any:
+        return solver.estimator.gradient(PROBLEM, at, v, first)
+
+    d = Storm()(gradient, (ours.at, ours.memory), (nowhere, before.memory), before.d, rates(0).eta)
+    theirs = ours._replace(d=d)
+    states = [before, theirs]
+    for k in range(1, STEPS):
+        states.append(solver.step(PROBLEM, states[-1], sample(k)))
+    agree_one_ahead(states, rates, "fsla")
+    assert (d["lam"] - ours.d["lam"]).norm() > 0.2 * d["lam"].norm()
+
+
+def test_every_recorded_run_is_read():
+    program = Path(__file__).read_text()
+    assert [name for name in THEIRS if f'"{name}"' not in program] == []
+
+
+# ------------------------------------------------------------------------- hypergradients: higher, TorchOpt and Betty
+
+INNER_RATE = 0.5
+
+
+def after_one_step() -> Point:
+    """Where the implicit methods are asked."""
+    return Point(START.lam, axpy(-INNER_RATE, PROBLEM.inner_at(START, INNER).grad, START.omega))
+
+
+def our_hypergradient(label: str) -> tuple[Tree, Tree]:
+    """Our hypergradient by the method of a label, and the ω at which it is taken."""
+    _, method, count = label.split()
+    if method == "unrolled":
+        found = fsla.hypergradient(PROBLEM, START, INNER, OUTER, "unrolled", steps=int(count), beta=INNER_RATE)
+        return found.value, found.omega
+    at = after_one_step()
+    steps = int(count) + (method == "neumann")  # theirs counts products: a series of K products has K + 1 terms
+    beta = INNER_RATE if method == "neumann" else None
+    return fsla.hypergradient(PROBLEM, at, INNER, OUTER, method, steps=steps, beta=beta).value, at.omega
+
+
+RIGHT = [label for label in GRADIENTS if label not in ("betty cg 3", "betty darts 1")]
+
+
+@pytest.mark.parametrize("label", RIGHT)
+def test_hypergradient(label):
+    value, omega = our_hypergradient(label)
+    close(value["lam"], GRADIENTS[label]["hypergradient"])
+    close(omega["omega"], GRADIENTS[label]["omega"])
+
+
+def cg_with_the_old_residual(h: Tensor, b: Tensor, steps: int) -> Tensor:
+    """Conjugate gradients with one line wrong: the next direction is made from the residual before the step."""
+    v, residual, direction = torch.zeros_like(b), b, b
+    for _ in range(steps):
+        size = residual @ residual / (direction @ h @ direction)
+        v = v + size * direction
+        after = residual - size * (h @ direction)
+        direction = residual + (after @ after) / (residual @ residual) * direction
+        residual = after
+    return v
+
+
+def test_the_conjugate_gradients_of_betty():
+    """The recorded version takes the old residual for the new direction. One step is right (see above); three of them,
+    which must solve a system of three unknowns, do not: ours and TorchOpt's do."""
+    at = after_one_step()
+    inner, outer = PROBLEM.inner_at(at, INNER), PROBLEM.outer_at(at, OUTER)
+    h = torch.stack([inner.hvp({"omega": e})["omega"] for e in torch.eye(3, dtype=F64)])
+    v = cg_with_the_old_residual(h, outer.d_omega["omega"], 3)
+    theirs = GRADIENTS["betty cg 3"]
+    close(outer.d_lam["lam"] - inner.cross({"omega": v})["lam"], theirs["hypergradient"])
+    close(at.omega["omega"], theirs["omega"])
+
+    exact = fsla.hypergradient(PROBLEM, at, INNER, OUTER, "implicit").value["lam"]
+    close(exact, our_hypergradient("betty cg 3")[0]["lam"].tolist())
+    close(exact, GRADIENTS["torchopt cg 3"]["hypergradient"])
+    assert (exact - torch.tensor(theirs["hypergradient"], dtype=F64)).norm() > 1e-3
+
+
+def test_the_one_difference_of_betty():
+    """The identity in the place of H⁻¹, and J p by a difference of two gradients in λ. The recorded version leaves ω at
+    the second of the two points."""
+    at = after_one_step()
+    outer = PROBLEM.outer_at(at, OUTER)
+    p = outer.d_omega
+    width = 0.01 / p["omega"].norm()
+
+    def by_lam(omega: Tree) -> Tensor:
+        lam = at.lam["lam"].clone().requires_grad_()
+        return torch.autograd.grad(inner_loss({"lam": lam}, omega, INNER), lam)[0]
+
+    plus, minus = axpy(width, p, at.omega), axpy(-width, p, at.omega)
+    theirs = GRADIENTS["betty darts 1"]
+    close(outer.d_lam["lam"] - (by_lam(plus) - by_lam(minus)) / (2 * width), theirs["hypergradient"])
+    close(minus["omega"], theirs["omega"])
+    identity = outer.d_lam["lam"] - PROBLEM.inner_at(at, INNER).cross(p)["lam"]
+    close(identity, theirs["hypergradient"], tolerance=1e-6)
