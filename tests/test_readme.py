@@ -53,6 +53,40 @@ def test_the_guide_to_the_core(capsys):
     assert "relative error" in capsys.readouterr().out
 
 
+def _close(found, but=(), near=1e-2):
+    return all(gap < near for name, gap in found["gaps"].items() if name not in but)
+
+
+PAGES = {  # what the comments of each page's examples say
+    "index": lambda found: (
+        _close(found) and (found["calls"].grad, found["calls"].hvp, found["calls"].cross) == (2, 5, 1)
+    ),
+    "single-loop": lambda found: _close(found, near=0.1) and sum(gap < 1e-10 for gap in found["gaps"].values()) == 3,
+    "soba": lambda found: max(found["gaps"]["saba"], found["gaps"]["srba"]) < found["gaps"]["soba"] / 5,
+    "unrolled": lambda found: (
+        found["scale"].count_nonzero() == 1
+        and sorted(found["errors"].values(), reverse=True) == list(found["errors"].values())
+        and found["errors"][10] == 0
+    ),
+    "implicit": lambda found: (
+        _close(found, but=("t1_t2",)) and found["gaps"]["t1_t2"] > 1 and abs(found["total"] - 1) < 1e-6
+    ),
+    "variance-reduced": lambda found: max(found["values"].values()) < 1.3,
+    "dense": lambda found: _close(found) and found["lags"]["stable"] < found["lags"]["svrb"] / 2,
+    "first-order": lambda found: found["gaps"][40] < 0.6 * found["gaps"][20] < 0.36 * found["gaps"][10] < 0.3,
+}
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_the_pages_on_algorithms(page, capsys):
+    assert PAGES[page](run(f"docs/algorithms/{page}.md"))
+    assert capsys.readouterr().out
+
+
+def test_every_page_on_algorithms_is_run():
+    assert PAGES.keys() == {path.stem for path in (ROOT / "docs" / "algorithms").glob("*.md")}
+
+
 @pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md"])
 def test_the_files_that_it_links_to_exist(page):
     """The documentation's own links are checked where the site is built."""

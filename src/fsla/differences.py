@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from fsla.checks import positive
-from fsla.problem import FirstOrder, Inner, Oracles, Outer, Point
+from fsla.problem import FirstOrder, Inner, Oracles, Outer, Point, outer_products_at
 from fsla.sample import Batch
 from fsla.tree import Leaves, Tree, axpy, norm, scale, sub
 
@@ -67,6 +67,14 @@ class Differences:
 
     def outer_at(self, at: Point, batch: Batch, seed: int | None = None) -> Outer:
         return self.problem.outer_at(at, batch, seed)
+
+    def outer_products_at(self, at: Point, batch: Batch, seed: int | None = None) -> Inner:
+        """F in the role of G, with products by differences too."""
+
+        def view_at(at: Point, batch: Batch, seed: int | None) -> FirstOrder:
+            return outer_products_at(self.problem, at, batch, seed)
+
+        return DifferencesInner(view_at, at, batch, seed, self.relative_step)
 
     def check_step(self, at: Point, batch: Batch, v: Tree, seed: int | None = None) -> StepCheck:
         return compare_steps(self.problem.inner_at, at, batch, v, seed, self.relative_step)

@@ -120,6 +120,9 @@ class Shared:
     def outer_at(self, at: Point, batch: Batch, seed: int | None = None) -> Outer:
         return self._outer.once(at, batch, lambda: self._problem.outer_at(at, batch, seed))
 
+    def outer_products_at(self, at: Point, batch: Batch, seed: int | None = None) -> Inner:
+        return outer_products_at(self._problem, at, batch, seed)
+
 
 class Seeded:
     """A problem whose views have the seeds of a sample: one for each batch, the same at all points."""
@@ -154,6 +157,9 @@ class GaussNewton:
     def outer_at(self, at: Point, batch: Batch, seed: int | None = None) -> Outer:
         return self.problem.outer_at(at, batch, seed)
 
+    def outer_products_at(self, at: Point, batch: Batch, seed: int | None = None) -> Inner:
+        return outer_products_at(self.problem, at, batch, seed)
+
 
 class _GaussNewtonInner(Forwarded):
     def hvp(self, v: Tree) -> Tree:
@@ -179,6 +185,9 @@ class Damped:
 
     def outer_at(self, at: Point, batch: Batch, seed: int | None = None) -> Outer:
         return self.problem.outer_at(at, batch, seed)
+
+    def outer_products_at(self, at: Point, batch: Batch, seed: int | None = None) -> Inner:
+        return outer_products_at(self.problem, at, batch, seed)
 
 
 class _DampedInner(Forwarded):

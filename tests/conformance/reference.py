@@ -761,14 +761,16 @@ def vrbo(
     start = draw_of_step(samples[0], 0)
     in_omega = problem.inner_grad(lam, omega, start.inner)
     in_lam = with_neumann(problem, lam, omega, start, Q, step)
+    old_lam = lam
+    old_omega = omega
     for k, xi in enumerate(samples[1:]):
         alpha, tau, _, _ = rates(k)
         if k % period == 0:
             refresh = draw_of_step(xi, 0)
             in_omega = problem.inner_grad(lam, omega, refresh.inner)
             in_lam = with_neumann(problem, lam, omega, refresh, Q, step)
-        old_lam = lam
-        old_omega = omega
+            old_lam = lam
+            old_omega = omega
         lam = lam - alpha * in_lam
         for t in range(m + 1):
             small = draw_of_step(xi, t + 1)

@@ -215,7 +215,7 @@ def test_it_finds_the_minimum_of_f(name):
     start = torch.full((3,), 0.1, dtype=F64)
     state = solver.init(q, q.point(start, torch.zeros(6, dtype=F64)), FULL)
     gaps = []
-    while not gaps or gaps[-1] > row.near:
+    while not gaps or not gaps[-1] <= row.near:
         assert len(gaps) < 20, gaps
         mean = torch.zeros(3, dtype=F64)
         for k in range(200):

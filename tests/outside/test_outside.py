@@ -303,7 +303,8 @@ def test_vrbo():
     first = solver.init(PROBLEM, START, xi)
     ours = solver.step(PROBLEM, first, xi)
     close(ours.at.lam["lam"], run["lam"][1])
-    between = first._replace(at=Point(ours.at.lam, START.omega))
+    after = Point(ours.at.lam, START.omega)
+    between = first._replace(at=after, memory=after)
     theirs = solver.move(PROBLEM, between, xi, Rates(0.0, size, 0.0, 0.0))
     close(theirs.at.omega["omega"], run["omega"])
     assert (theirs.at.omega["omega"] - ours.at.omega["omega"]).norm() > 1e-3

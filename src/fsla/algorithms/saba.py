@@ -56,17 +56,15 @@ class Saba(Stepped):
         inner = problem.inner_at(at, own.inner)
         outer = problem.outer_at(at, own.outer_omega)
         hvp, cross = inner.hvp_cross(v)
-        said = {"grad": inner.grad, "hvp": hvp, "cross": cross, "d_omega": outer.d_omega, "d_lam": outer.d_lam}
         device = next(iter(v.values())).device
-        numbers = {
-            True: _number(xi.inner, self.inner_batches, "inner", device),
-            False: _number(xi.outer_omega, self.outer_batches, "outer", device),
-        }
-        found = {
-            name: corrected(g, numbers[name in ("grad", "hvp", "cross")], state.inner[name]) for name, g in said.items()
-        }
-        grad, hvp, cross, d_omega, d_lam = (direction for direction, _ in found.values())
-        tables = {name: table for name, (_, table) in found.items()}
+        i = _number(xi.inner, self.inner_batches, "inner", device)
+        j = _number(xi.outer_omega, self.outer_batches, "outer", device)
+        tables = dict(state.inner)
+        grad, tables["grad"] = corrected(inner.grad, i, tables["grad"])
+        hvp, tables["hvp"] = corrected(hvp, i, tables["hvp"])
+        cross, tables["cross"] = corrected(cross, i, tables["cross"])
+        d_omega, tables["d_omega"] = corrected(outer.d_omega, j, tables["d_omega"])
+        d_lam, tables["d_lam"] = corrected(outer.d_lam, j, tables["d_lam"])
         d = sub(d_lam, cross)
         omega, _ = Plain()(at.omega, grad, rate.tau, None)
         v, _ = Plain()(v, sub(hvp, d_omega), rate.beta, None)

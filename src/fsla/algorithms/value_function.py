@@ -63,7 +63,8 @@ class F2sa(Stepped):
 def f2sa(rates: Callable[[int], Rates], *, T: int = 1, project: Projection | None = None) -> F2sa:
     """F2SA. Per step: 2 T ∂_ω G, T ∂_ω F, 1 ∂_λ F and 2 ∂_λ G. Its direction has a bias of the order 1 / ϱ.
 
-    Rates of the paper, with noise at both levels: Schedule(..., power=(5/7, 4/7, 5/7, 0)).
+    Where y lags behind z, ϱ multiplies the lag: with a large ϱ take α of the order 1 / ϱ, or a large T. Rates
+    of the paper, with noise at both levels: Schedule(..., power=(5/7, 4/7, 5/7, 0)).
     """
     return F2sa(rates, T, onto(project))
 

@@ -4,7 +4,8 @@
     λ' = λ - α D_λ
     m + 1 times        D_ω += ∂_ω G(new) - ∂_ω G(old),  D_λ += h(new) - h(old),  ω ← ω - τ D_ω
 
-where the first difference is from (λ, ω) to (λ', ω), and h is the hypergradient by a Neumann series.
+where old is the point that D_ω and D_λ were last taken at, so that the first difference goes over the last move of ω
+and that of λ at once, and h is the hypergradient by a Neumann series.
 """
 
 from __future__ import annotations
@@ -46,26 +47,27 @@ class Vrbo(Stepped):
     def init(self, problem: Oracles, at: Point, xi: Sample) -> State:
         at, outer = self.started(problem, at, xi)
         first = self._directions(problem, xi, 0)
-        return State(0, at, first.omega(at, None), None, dense(first.lam(at, None)), outer)
+        return State(0, at, first.omega(at, None), at, dense(first.lam(at, None)), outer)
 
     def move(self, problem: Oracles, state: State, xi: Sample, rate: Rates) -> State:
         self.needs.check(xi)
-        old = state.at
+        old = state.memory
         d_omega = state.inner
         d = state.d
         if rate.eta == 1.0:
+            old = state.at
             refreshed = self._directions(problem, xi, 0)
             d_omega = refreshed.omega(old, None)
             d = dense(refreshed.lam(old, None))
-        lam, outer = self.outer(old.lam, d, rate.alpha, state.outer)
-        new = Point(lam, old.omega)
+        lam, outer = self.outer(state.at.lam, d, rate.alpha, state.outer)
+        new = Point(lam, state.at.omega)
         for t in range(self.m + 1):
             found = self._directions(problem, xi, t + 1)
             d_omega = axpy(1.0, sub(found.omega(new, None), found.omega(old, None)), d_omega)
             d = axpy(1.0, sub(found.lam(new, None), found.lam(old, None)), d)
             old = new
             new = Point(lam, axpy(-rate.tau, d_omega, new.omega))
-        return State(state.k + 1, new, d_omega, None, d, outer)
+        return State(state.k + 1, new, d_omega, old, d, outer)
 
     def _directions(self, problem: Oracles, xi: Sample, t: int) -> Afresh:
         own = xi._replace(**{name: batch_of_step(getattr(xi, name), t) for name in Needs._fields})

@@ -65,11 +65,18 @@ class Sampler:
             xi = Sample.full(self.inner(), None, seed=seed)
         else:
             xi = Sample.draw(self.mode, self.inner, self.outer, seed=seed)
-        xi = xi._replace(inner=self._several(xi.inner, self.needs.inner))
+        needs = self.needs
+        xi = xi._replace(
+            inner=_several(xi.inner, needs.inner, self.inner),
+            outer_omega=_several(xi.outer_omega, needs.outer_omega, self.outer),
+            outer_lam=_several(xi.outer_lam, needs.outer_lam, self.outer),
+            cross=_several(xi.cross, needs.cross, self.inner),
+        )
         if self.steps_again:
             return xi._replace(hvp=xi.inner)
-        return xi._replace(hvp=self._several(xi.hvp, self.needs.hvp))
+        return xi._replace(hvp=_several(xi.hvp, needs.hvp, self.inner))
 
-    def _several(self, first: Batch, n: int) -> Batch:
-        """A batch for each of n steps, or the one that there is."""
-        return Batches([first, *(self.inner() for _ in range(n - 1))]) if n > 1 else first
+
+def _several(first: Batch, n: int, source: Callable[[], Batch]) -> Batch:
+    """A batch for each of n steps, or the one that there is."""
+    return Batches([first, *(source() for _ in range(n - 1))]) if n > 1 else first

@@ -1,0 +1,75 @@
+"""The table of all algorithms in docs/algorithms/index.md says what is measured."""
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from rows import PLAIN, ROWS
+
+from fsla import Sample, algorithms
+from fsla.nest import tensors
+from fsla.problems import Quadratic
+
+DOCS = Path(__file__).parent.parent.parent / "docs" / "algorithms"
+COLUMNS = {"∂_ω G": ("grad",), "∂_λ G": ("forward",), "∂_ω F": ("d_omega",), "∂_λ F": ("d_lam",), "H v": ("hvp",)}
+COLUMNS["J v"] = ("cross", "cross_t")
+VARIES = ("grows", "varies", "≤")
+
+
+def table():
+    lines = [line for line in (DOCS / "index.md").read_text(encoding="utf-8").splitlines() if line.startswith("| ")]
+    head = next(line for line in lines if line.startswith("| algorithm | ∂_ω G"))
+    titles = [cell.strip() for cell in head.strip("|").split("|")]
+    found = {}
+    for line in lines:
+        name = re.match(r"\| \[`(\w+)`\]\((\S+)\.md#(\w+)\)", line)
+        if name:
+            assert name[1] == name[3]
+            cells = [re.sub(r"\[.\]\(#notes\)", "", cell).strip() for cell in line.strip("|").split("|")]
+            found[name[1]] = dict(zip(titles, cells, strict=True)) | {"page": name[2]}
+    return found
+
+
+TABLE = table()
+
+
+def number(cell, names):
+    """The value of a cell such as 2(T - 1)*, for numbers by name."""
+    formula = re.sub(r"(?<=[\w)])(?=[A-Za-z(])", "*", cell.rstrip("*"))
+    return eval(formula, {}, names) if formula else 0
+
+
+def test_a_cell_is_read():
+    assert number("2(m + 1)Q", {"m": 2, "Q": 3}) == 18
+    assert number("nn + pn + 3p", {"n": 2, "p": 5}) == 29
+    assert number("(R - 1)*", {"R": 3}) == 2
+    assert number("", {}) == 0
+
+
+def test_the_table_has_every_algorithm():
+    assert TABLE.keys() == algorithms.ALL.keys()
+
+
+@pytest.mark.parametrize("name", TABLE)
+def test_a_row_says_what_is_measured(name):
+    cells = TABLE[name]
+    row = ROWS[name]
+    p, n = 2, 3  # those of the problem on which the counts are tested
+    sizes = {key: value for key, value in row.options.items() if isinstance(value, int | float)} | {"p": p, "n": n}
+    for title, kinds in COLUMNS.items():
+        if row.counts and not cells[title].startswith(VARIES):
+            assert number(cells[title], sizes) == sum(row.counts.get(kind, 0) for kind in kinds), title
+    assert cells["H v"].endswith("*") == cells["J v"].endswith("*") == ("joint" in row.counts)
+    solver = algorithms.ALL[name](PLAIN, **row.options)
+    assert cells["captured"] == ("yes" if solver.capturable else "no")
+    assert cells["seed"] == ("yes" if row.draws else "")
+    page = (DOCS / f"{cells['page']}.md").read_text(encoding="utf-8")
+    assert f"{{ #{name} }}" in page
+    q = Quadratic.random(p, n, kappa=3.0)
+    at = q.point(torch.full((p,), 0.3, dtype=torch.float64), torch.full((n,), 0.1, dtype=torch.float64))
+    state = solver.init(q, at, Sample.full(None, None, seed=0))
+    for k in range(2):
+        state = solver.step(q, state, Sample.full(None, None, seed=k))
+    held = {t.data_ptr(): t.numel() for t in tensors(state)}
+    assert sum(held.values()) - n - p == number(cells["kept"], sizes)
