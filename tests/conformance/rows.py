@@ -141,7 +141,8 @@ ROWS = {
         fsla.rates.constant(0.05, 0.08, 0.0),
     ),
     "f2sa": Row(
-        {"T": 2}, {"grad": 4, "d_omega": 2, "d_lam": 1, "forward": 2}, {"T": 40}, fsla.rates.constant(0.05, 0.3, 3e-5), 1e-3
+        {"T": 2}, {"grad": 4, "d_omega": 2, "d_lam": 1, "forward": 2}, {"T": 40},
+        fsla.rates.constant(0.05, 0.3, 3e-5), near=1e-3,
     ),
     "bome": Row(
         {"T": 2}, {"grad": 3, "d_omega": 1, "d_lam": 1, "forward": 1}, {"T": 20},

@@ -12,6 +12,7 @@ import typer
 
 from fsla import __version__
 from fsla.cli.bench import bench
+from fsla.cli.compare import compare
 from fsla.cli.data import data
 from fsla.cli.options import EXIT_CODES
 from fsla.cli.reproduce import reproduce
@@ -26,6 +27,7 @@ app.command(epilog=EXIT_CODES)(clean)
 app.command(epilog=EXIT_CODES)(weigh)
 app.add_typer(reproduce, name="reproduce")
 app.add_typer(data, name="data")
+app.command(epilog=EXIT_CODES)(compare)
 app.command(epilog=EXIT_CODES)(bench)
 
 
