@@ -13,7 +13,7 @@ LAYERS = [
     ["tree"],
     ["sample"],
     ["problem", "passes", "nest"],
-    ["differences", "formulation", "linsolve", "module", "views", "wrap"],
+    ["differences", "formulation", "linsolve", "module", "reduced", "views", "wrap"],
     ["autodiff", "counted"],
     ["weighted", "exact", "fixed_point"],
     ["update", "direction", "rates", "projection", "adjoints", "saga"],

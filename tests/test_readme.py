@@ -50,6 +50,7 @@ def test_the_guide_to_the_core(capsys):
     names = run("docs/core.md")
     assert names["ridge"][:5].mean() < names["ridge"][5:].mean() - 1
     assert names["weights"][:60].mean() < names["weights"][60:].mean() - 0.2
+    assert (names["state"].at.omega["z"] - names["target"]).abs().max() < 0.02
     assert "relative error" in capsys.readouterr().out
 
 

@@ -19,6 +19,7 @@ from fsla.fixed_point import FixedPoint
 from fsla.front import FSLA, MASOBA, SOBA, DivergenceError, History, MicroBatches, RescueWarning, fit
 from fsla.module import functional
 from fsla.problem import Point
+from fsla.reduced import Reduced
 from fsla.sample import Batches, Needs, Numbered, Sample
 from fsla.solver import Solver, State
 from fsla.weighted import WeightedProblem
@@ -56,6 +57,7 @@ __all__ = [
     "Point",
     "Problem",
     "ProductWeights",
+    "Reduced",
     "RescueWarning",
     "Sample",
     "SampleWeights",

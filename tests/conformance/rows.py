@@ -25,8 +25,8 @@ class Row:
     """What it needs more of to converge."""
     rates: Schedule = PLAIN
     """With which it converges on the quadratic."""
-    near: float = 1e-6
-    """The relative distance to the minimiser of f that it must reach there."""
+    near: float | None = 1e-6
+    """The relative distance to the minimiser of f that it must reach there; None for one that goes elsewhere."""
     draws: bool = False
     """Whether it draws the length of a series, so that its samples need seeds and its counts vary."""
     positive: bool = False
@@ -80,13 +80,13 @@ ROWS = {
     "truncated_bp": Row(
         {"T": 4, "R": 2}, {"grad": 4, "d_omega": 1, "d_lam": 1, "hvp": 1, "cross": 2, "joint": 1}, {"T": 40, "R": 40}
     ),
-    "forward": Row({"T": 2}, {"grad": 2, "d_omega": 1, "d_lam": 1, "hvp": 4, "cross_t": 4}, {"T": 40}),
+    "forward": Row({"T": 2}, {"grad": 2, "d_omega": 1, "d_lam": 1, "hvp": 4, "cross_t": 4}, {"T": 20}, near=0.02),
     "rtho": Row(counts={"grad": 1, "d_omega": 1, "d_lam": 1, "hvp": 2, "cross_t": 2}),
     "reversible": Row(
         {"T": 3, "decay": 0.8},
         {"grad": 6, "d_omega": 1, "d_lam": 1, "hvp": 3, "cross": 3, "joint": 3},
-        {"T": 60, "decay": 0.5},
-        near=1e-5,
+        {"T": 25, "decay": 0.5},
+        near=0.02,
     ),
     "bio_bred": Row(
         {"T": 3, "outer": update.Proximal(update.SoftThreshold(0.2))},
@@ -97,7 +97,8 @@ ROWS = {
     "bda": Row(
         {"T": 3, "a": 0.4},
         {"grad": 6, "d_omega": 1, "d_lam": 1, "hvp": 4, "cross": 6, "joint": 4},
-        {"T": 40, "a": 1e-7},
+        {"T": 20, "a": 1e-7},
+        near=0.02,
     ),
     "bsa": Row({"T": 2, "growth": 0.5} | SERIES, _aid(3, 0), {"Q": 30, "T": 1}, SLOW, near=0.1, draws=True),
     "ttsa": Row(SERIES, _aid(1, 0), {"Q": 30}, SLOW, near=0.1, draws=True),
@@ -107,7 +108,7 @@ ROWS = {
         {"T": 2} | SERIES, _aid(2, 3), {"Q": 40, "outer": update.Plain()}, positive=True
     ),
     "implicit_neumann": Row({"T": 2} | SERIES, _aid(2, 3), {"Q": 40}),
-    "t1_t2": Row({"T": 2, "step": 0.2}, _aid(2, 0), near=2.0),
+    "t1_t2": Row({"T": 2, "step": 0.2}, _aid(2, 0), near=None),
     "aid_fp": Row({"T": 2, "K": 3, "step": 0.3}, _aid(2, 2), {"K": 40}),
     "aid_cg": Row({"T": 2, "K": 3}, _aid(2, 3), {"K": 6}),
     "hoag": Row({"tolerance": 0.01, "decay": 0.9, "most": 20}, {}, {"most": 100}),
@@ -151,7 +152,7 @@ ROWS = {
     "sama": Row(
         {"T": 2, "first": 0.9, "second": 0.99, "floor": 1e-3},
         {"grad": 2, "d_omega": 1, "d_lam": 1, "forward": 2},
-        near=2.0,
+        near=None,
         exact=False,
     ),
 }  # fmt: skip

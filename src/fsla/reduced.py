@@ -1,0 +1,241 @@
+"""Data parallel: the batches of a problem shared out among processes, with the same numbers as in one.
+
+Every oracle is a mean over the batch, plus terms that no sample enters. Of a batch of B samples rank r takes b_r, and
+
+    the oracle on the whole batch = Σ_r (b_r / B) · the oracle on rank r's share
+
+which is one message: an all-reduce of the answer as one vector. All else (rates, v, d, CG's scalars) is then computed
+on every rank from equal numbers, so that every algorithm runs unchanged.
+
+    torchrun --nproc-per-node 2 train.py     # which uses fsla.Reduced(problem), and draws the same batches on each rank
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Self
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from fsla.nest import map_tensors, tensors
+from fsla.problem import Inner, Oracles, Outer, Point
+from fsla.sample import Batch
+from fsla.tree import Leaf, Leaves, Rows, Tree, dense, zeros_like
+
+
+class Reduced:
+    """A problem whose oracles are computed on this rank's share of the batch, and averaged over all ranks.
+
+    Args:
+        problem: any problem whose losses are means over the samples of a batch.
+        group: the processes that share the work; by default all that torchrun started.
+
+    Every rank must ask for the same oracles in the same order, on the same batches: draw them from the same seed. A
+    batch is a tensor, or a nest of tensors, with a row for each sample; where there are fewer samples than ranks, some
+    ranks wait.
+    """
+
+    def __init__(self, problem: Oracles, group: dist.ProcessGroup | None = None) -> None:
+        if not (dist.is_available() and dist.is_initialized()):
+            raise RuntimeError(
+                "fsla.Reduced needs a process group, and there is none. Start the program with torchrun, and call "
+                "torch.distributed.init_process_group('gloo') (or 'nccl') before."
+            )
+        self._problem = problem
+        self._group = group
+        self.rank = dist.get_rank(group)
+        self.world = dist.get_world_size(group)
+        self.messages = 0
+        self.bytes = 0
+
+    def inner_at(self, at: Point, batch: Batch, seed: int | None = None) -> Inner:
+        share = _Share(self, batch)
+        view = self._problem.inner_at(at, share.batch, seed) if share.size else None
+        return _ReducedInner(view, share, at)
+
+    def outer_at(self, at: Point, batch: Batch, seed: int | None = None) -> Outer:
+        share = _Share(self, batch)
+        view = self._problem.outer_at(at, share.batch, seed) if share.size else None
+        return _ReducedOuter(view, share, at, reads_lam=bool(getattr(self._problem, "direct", True)))
+
+    def rows(self, batch: Batch) -> Tensor | None:
+        """The rows of λ that a batch reads, where the problem knows them."""
+        found: Tensor | None = None
+        rows = getattr(self._problem, "rows", None)
+        if rows is not None:
+            found = rows(batch)
+        return found
+
+    def summed(self, x: Tensor) -> Tensor:
+        self.messages += 1
+        self.bytes += x.numel() * x.element_size()
+        dist.all_reduce(x, group=self._group)
+        return x
+
+
+class _Share:
+    """This rank's part of a batch, and how answers on it become answers on the whole."""
+
+    def __init__(self, of: Reduced, batch: Batch) -> None:
+        held = tensors(batch)
+        if not held or held[0].ndim == 0 or any(t.ndim == 0 or len(t) != len(held[0]) for t in held):
+            raise TypeError(
+                "A batch that is shared out among ranks must be a tensor, or a nest of tensors, with a row for each "
+                f"sample. Got {type(batch).__name__} with {[tuple(t.shape) for t in held]}."
+            )
+        self._of = of
+        self._whole = batch
+        self.total = len(held[0])
+        self.first = self.total * of.rank // of.world
+        self.last = self.total * (of.rank + 1) // of.world
+        self.size = self.last - self.first
+        self.batch: Batch = map_tensors(lambda t: t[self.first : self.last], batch)
+
+    def mean(self, *answers: Leaves) -> list[Leaves]:
+        """The answers on the whole batch, from this rank's, in one message."""
+        sent = [self._sent(t) for answer in answers for t in answer.values()]
+        weight = self.size / self.total
+        flat = weight * torch.cat([t.reshape(-1) for t in sent])
+        received = iter(torch.split(self._of.summed(flat), [t.numel() for t in sent]))
+        shapes = iter(sent)
+        return [
+            {name: self._received(t, next(received).view(next(shapes).shape)) for name, t in answer.items()}
+            for answer in answers
+        ]
+
+    def _sent(self, t: Leaf) -> Tensor:
+        """What goes into the message: a share's rows between zeros for those of the other shares."""
+        if not isinstance(t, Rows):
+            return t
+        if len(t.index) != self.size:
+            raise ValueError(
+                f"A derivative by λ must have a row for each of the {self.size} samples of a share. Got {len(t.index)}."
+            )
+        values = t.values.new_zeros((self.total, *t.values.shape[1:]))
+        values[self.first : self.last] = t.values
+        return values
+
+    def _received(self, t: Leaf, whole: Tensor) -> Leaf:
+        if not isinstance(t, Rows):
+            return whole
+        index = self._of.rows(self._whole)
+        assert index is not None
+        return Rows(index, whole, t.length)
+
+    def no_lam(self, lam: Tree) -> Leaves:
+        """The derivative by λ of a share without samples: no rows, or zeros."""
+        index = self._of.rows(self._whole)
+        if index is None:
+            return zeros_like(lam)
+        return {name: Rows(index[:0], t.new_zeros((0, *t.shape[1:])), len(t)) for name, t in lam.items()}
+
+
+class _ReducedOuter:
+    def __init__(self, view: Outer | None, share: _Share, at: Point, *, reads_lam: bool) -> None:
+        self._view = view
+        self._share = share
+        self._at = at
+        self._reads_lam = reads_lam
+        self._d_omega: Tree | None = None
+        self._d_lam: Leaves | None = None
+        self._value: Tensor | None = None
+
+    @property
+    def value(self) -> Tensor:
+        if self._value is None:
+            self._value = _value(self._view, self._share, self._at)
+        return self._value
+
+    @property
+    def d_omega(self) -> Tree:
+        """∂_ω F; where F reads λ, ∂_λ F comes with the same message."""
+        if self._d_omega is None:
+            own = zeros_like(self._at.omega) if self._view is None else self._view.d_omega
+            if self._reads_lam:
+                by_lam = zeros_like(self._at.lam) if self._view is None else self._view.d_lam
+                by_omega, self._d_lam = self._share.mean(own, by_lam)
+            else:
+                (by_omega,) = self._share.mean(own)
+            self._d_omega = dense(by_omega)
+        return self._d_omega
+
+    @property
+    def d_lam(self) -> Leaves:
+        if self._d_lam is None:
+            own = zeros_like(self._at.lam) if self._view is None else self._view.d_lam
+            self._d_lam = self._share.mean(own)[0] if self._reads_lam else own
+        return self._d_lam
+
+
+class _ReducedInner:
+    def __init__(self, view: Inner | None, share: _Share, at: Point) -> None:
+        self._view = view
+        self._share = share
+        self._at = at
+        self._value: Tensor | None = None
+        self._grad: Tree | None = None
+
+    @property
+    def unit(self) -> float:
+        return torch.finfo(next(iter(self._at.omega.values())).dtype).eps if self._view is None else self._view.unit
+
+    @property
+    def value(self) -> Tensor:
+        if self._value is None:
+            self._value = _value(self._view, self._share, self._at)
+        return self._value
+
+    @property
+    def grad(self) -> Tree:
+        if self._grad is None:
+            own = self._no_omega if self._view is None else self._view.grad
+            self._grad = dense(self._share.mean(own)[0])
+        return self._grad
+
+    @property
+    def d_lam(self) -> Leaves:
+        return self._share.mean(self._no_lam if self._view is None else self._view.d_lam)[0]
+
+    def gradients(self) -> tuple[Tree, Leaves]:
+        grad, by_lam = self._share.mean(*(self._nothing if self._view is None else self._view.gradients()))
+        self._grad = dense(grad)
+        return self._grad, by_lam
+
+    def hvp(self, v: Tree) -> Tree:
+        return dense(self._share.mean(self._no_omega if self._view is None else self._view.hvp(v))[0])
+
+    def cross(self, v: Tree) -> Leaves:
+        return self._share.mean(self._no_lam if self._view is None else self._view.cross(v))[0]
+
+    def hvp_cross(self, v: Tree) -> tuple[Tree, Leaves]:
+        h, j = self._share.mean(*(self._nothing if self._view is None else self._view.hvp_cross(v)))
+        return dense(h), j
+
+    def cross_t(self, u: Tree) -> Tree:
+        return dense(self._share.mean(self._no_omega if self._view is None else self._view.cross_t(u))[0])
+
+    def linearised(self) -> Self:
+        if self._view is not None:
+            self._view.linearised()
+        return self
+
+    @property
+    def _no_omega(self) -> Tree:
+        return zeros_like(self._at.omega)
+
+    @property
+    def _no_lam(self) -> Leaves:
+        return self._share.no_lam(self._at.lam)
+
+    @property
+    def _nothing(self) -> tuple[Tree, Leaves]:
+        return self._no_omega, self._no_lam
+
+
+def _value(view: Inner | Outer | None, share: _Share, at: Point) -> Tensor:
+    like = next(iter(at.omega.values()))
+    own = like.new_zeros(()) if view is None else view.value
+    found: Mapping[str, Leaf] = share.mean({"value": own})[0]
+    return dense(found)["value"]

@@ -1,0 +1,92 @@
+"""Started by torchrun: every algorithm in several processes against the same run in one; rank 0 writes the gaps."""
+
+import json
+import sys
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+import fsla
+from fsla import Point, Problem, Sample, WeightedProblem, functional
+from fsla.tree import flatten
+from support import F64, normal
+
+RATES = fsla.rates.Schedule(0.1, 0.2, 0.2, 0.9, power=0.3)
+ALGORITHMS = {
+    "fsla": fsla.algorithms.fsla(RATES),
+    "soba": fsla.algorithms.soba(RATES),
+    "amigo": fsla.algorithms.amigo(RATES, T=2, Q=2),
+    "mrbo": fsla.algorithms.mrbo(RATES, Q=3, step=0.2),
+    "cg": fsla.algorithms.cg(RATES, K=5),
+    "f2sa": fsla.algorithms.f2sa(RATES),
+}
+LONG = ("fsla", "soba", "amigo", "cg")
+ROWS = 96
+
+
+def network(samples_have_weights):
+    torch.manual_seed(0)
+    omega, net = functional(nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3)).to(F64))
+    x, z = normal(ROWS, 6, seed=1), normal(ROWS, 6, seed=2)
+    y = torch.arange(ROWS) % 3
+
+    def ridge(omega):
+        return 0.05 * sum(t.square().sum() for t in omega.values())
+
+    def each(omega, i):
+        return nn.functional.cross_entropy(net(omega, x[i]), y[i], reduction="none")
+
+    def inner(lam, omega, i):
+        return (lam["class"].exp()[y[i]] * each(omega, i)).mean() + ridge(omega)
+
+    def outer(lam, omega, i):
+        direct = 0.0 if samples_have_weights else 0.01 * lam["class"].square().sum()
+        return nn.functional.cross_entropy(net(omega, z[i]), y[i]) + direct
+
+    if not samples_have_weights:
+        return Problem(inner, outer), Point({"class": torch.zeros(3, dtype=F64)}, omega)
+    problem = WeightedProblem(
+        each, lambda rows, i: rows["w"].sigmoid(), outer, regulariser=ridge, rows=lambda i: i, direct=False
+    )
+    return problem, Point({"w": torch.zeros(ROWS, dtype=F64)}, omega)
+
+
+def path(problem, at, algorithm, batch, steps):
+    generator = torch.Generator().manual_seed(0)
+
+    def draw():
+        return torch.randint(ROWS, (batch,), generator=generator)
+
+    state = algorithm.init(problem, at, Sample.draw("grouped", draw, draw))
+    found = []
+    for _ in range(steps):
+        state = algorithm.step(problem, state, Sample.draw("grouped", draw, draw))
+        found.append(torch.cat([flatten(state.at.lam), flatten(state.at.omega), flatten(state.d)]))
+    return torch.stack(found)
+
+
+def main(out, steps):
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    gaps = {}
+    for weights in (False, True):
+        for name, algorithm in ALGORITHMS.items():
+            for batch in (16, 7, 1):
+                length = steps if (batch, weights) == (16, False) and name in LONG else 5
+                problem, at = network(weights)
+                alone = path(problem, at, algorithm, batch, length)
+                reduced = fsla.Reduced(problem)
+                together = path(reduced, at, algorithm, batch, length)
+                gap = (alone - together).abs().max() / alone.abs().max()
+                dist.all_reduce(gap, dist.ReduceOp.MAX)
+                key = f"{name}, {'weights of samples' if weights else 'weights of classes'}, batches of {batch}"
+                gaps[key] = [float(gap), reduced.messages / (length + 1)]
+    if dist.get_rank() == 0:
+        Path(out).write_text(json.dumps(gaps))
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]))

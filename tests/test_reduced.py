@@ -1,0 +1,79 @@
+"""Batches shared out among processes: the numbers of one process, in a few messages a step."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import fsla
+from fsla import Point, Reduced
+from fsla.problems import LeastSquares
+from support import F64, normal
+
+PROGRAM = Path(__file__).with_name("reduced_program.py")
+
+
+def torchrun(count, *arguments):
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(count)]
+    environment = os.environ | {"PYTHONPATH": str(PROGRAM.parent), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [*command, str(PROGRAM), *arguments], env=environment, capture_output=True, text=True, timeout=600, check=False
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+@pytest.mark.parametrize(
+    ("count", "steps"), [pytest.param(2, 200), pytest.param(4, 200, marks=pytest.mark.slow)], ids=["two", "four"]
+)
+def test_several_processes_take_the_steps_of_one(count, steps, tmp_path):
+    """With batches that do not divide evenly, and with fewer samples than processes, too."""
+    torchrun(count, str(tmp_path / "gaps"), str(steps))
+    found = json.loads((tmp_path / "gaps").read_text())
+    assert len(found) == 36
+    assert max(gap for gap, _ in found.values()) < 1e-9, found
+    messages = {key: n for key, (_, n) in found.items() if "batches of 16" in key}
+    assert messages["fsla, weights of classes, batches of 16"] <= 7
+    assert messages["soba, weights of classes, batches of 16"] <= 3.1
+    assert messages["soba, weights of samples, batches of 16"] <= 3.1
+
+
+@pytest.fixture
+def alone(tmp_path):
+    """A process group of one."""
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path / 'meet'}", rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def test_a_group_of_one_changes_nothing(alone):
+    data = LeastSquares.draw(0)
+    at = Point({"lam": normal(4)}, {"omega": normal(5)})
+    batch = torch.arange(12)
+    plain, reduced = data.losses(), Reduced(data.losses())
+    v = {"omega": normal(5, seed=3)}
+    ours, theirs = reduced.inner_at(at, batch), plain.inner_at(at, batch)
+    assert torch.allclose(ours.value, theirs.value, rtol=1e-14)
+    assert torch.allclose(ours.grad["omega"], theirs.grad["omega"], rtol=1e-14)
+    assert torch.allclose(ours.cross_t({"lam": normal(4)})["omega"], theirs.cross_t({"lam": normal(4)})["omega"])
+    for found, expected in zip(ours.linearised().hvp_cross(v), theirs.linearised().hvp_cross(v), strict=True):
+        (name,) = found
+        assert torch.allclose(found[name], expected[name], rtol=1e-14)
+    assert torch.allclose(reduced.outer_at(at, batch).value, plain.outer_at(at, batch).value, rtol=1e-14)
+
+
+def test_batches_that_cannot_be_shared_out_are_refused(alone):
+    reduced = Reduced(fsla.Problem(lambda lam, omega, b: 0.0, lambda lam, omega, b: 0.0))
+    at = Point({"x": torch.zeros(1, dtype=F64)}, {"w": torch.zeros(1, dtype=F64)})
+    for batch in (None, torch.tensor(3), (torch.zeros(4), torch.zeros(5))):
+        with pytest.raises(TypeError, match="with a row for each sample"):
+            reduced.inner_at(at, batch)
+
+
+def test_without_a_process_group_it_says_what_to_do():
+    with pytest.raises(RuntimeError, match=r"needs a process group.*Start the program with torchrun"):
+        Reduced(LeastSquares.draw(0).losses())
