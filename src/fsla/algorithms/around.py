@@ -17,7 +17,7 @@ from fsla.inner import Descent
 from fsla.jacobi import Jacobi
 from fsla.problem import Oracles, Point, checked
 from fsla.rates import Rates
-from fsla.sample import Needs, Sample
+from fsla.sample import Needs, Sample, batch_of_step
 from fsla.solver import Solver, State
 from fsla.wrap import Seeded
 
@@ -64,7 +64,8 @@ class WarmedUp(Solver):
         if self.warm_up:
             at = checked(problem, at, xi)
             steps = Descent(self.warm_up)
-            at, _ = steps.run(Seeded(problem, xi), at, steps.init(at), xi, self.rates(0).tau)
+            one = xi._replace(inner=batch_of_step(xi.inner, 0))
+            at, _ = steps.run(Seeded(problem, xi), at, steps.init(at), one, self.rates(0).tau)
         return super().init(problem, Point(at.lam, at.omega), xi)
 
 
