@@ -60,6 +60,8 @@ def path(problem, at, algorithm, batch, steps):
         return torch.randint(ROWS, (batch,), generator=generator)
 
     state = algorithm.init(problem, at, Sample.draw("grouped", draw, draw))
+    if isinstance(problem, fsla.Reduced):
+        problem.messages = 0  # those of the steps count
     found = []
     for _ in range(steps):
         state = algorithm.step(problem, state, Sample.draw("grouped", draw, draw))
@@ -82,7 +84,7 @@ def main(out, steps):
                 gap = (alone - together).abs().max() / alone.abs().max()
                 dist.all_reduce(gap, dist.ReduceOp.MAX)
                 key = f"{name}, {'weights of samples' if weights else 'weights of classes'}, batches of {batch}"
-                gaps[key] = [float(gap), reduced.messages / (length + 1)]
+                gaps[key] = [float(gap), reduced.messages / length]
     if dist.get_rank() == 0:
         Path(out).write_text(json.dumps(gaps))
     dist.destroy_process_group()
