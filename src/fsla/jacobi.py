@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 from fsla.direction import Direction, Spider, Storm
 from fsla.direction import Plain as Unfiltered
@@ -70,7 +70,10 @@ class Jacobi(Stepped):
         at = checked(problem, at, xi)
         omega, omega_memory = self.omega_update.init(at.omega)
         lam, lam_memory = self.lam_update.init(at.lam)
-        v, v_memory = self.v_update.init(zeros_like(at.omega)) if self.estimator is None else (None, None)
+        v: Any = None
+        v_memory: Any = None
+        if self.estimator is None:
+            v, v_memory = self.v_update.init(zeros_like(at.omega))
         at = Point(lam, omega)
         d = zeros_like(lam)
         d_omega = None if isinstance(self.omega_filter, Unfiltered) else zeros_like(omega)
@@ -79,7 +82,7 @@ class Jacobi(Stepped):
             first = self._directions(Seeded(problem, xi), xi)
             d = dense(first.lam(at, v))
             d_omega = first.omega(at, v)
-            d_v = None if v is None else first.v(at, v)
+            d_v = first.v(at, v) if isinstance(first, Tracked) else None
         before = (at, v) if self._looks_back else None
         inner = {"omega": omega_memory, "v": v_memory, "before": before, "d_omega": d_omega, "d_v": d_v}
         return State(0, at, inner, v, d, lam_memory)
@@ -94,7 +97,7 @@ class Jacobi(Stepped):
         found = self._directions(problem if xi.seed is None else Seeded(problem, xi), xi)
         d_omega = self.omega_filter(found.omega, new, old, _known(memory["d_omega"], at.omega), rate.eta)
         d_v = v_memory = None
-        if v is not None:
+        if isinstance(found, Tracked):
             d_v = self.v_filter(found.v, new, old, _known(memory["d_v"], v), rate.eta)
             v, v_memory = self.v_update(v, d_v, rate.beta, memory["v"])
         d = self.lam_filter(found.lam, new, old, state.d, rate.eta)
@@ -109,21 +112,13 @@ class Jacobi(Stepped):
         }
         return State(state.k + 1, Point(lam, omega), inner, v, d, outer)
 
-    def _directions(self, problem: Oracles, xi: Sample) -> Directions:
+    def _directions(self, problem: Oracles, xi: Sample) -> Tracked | Afresh:
         return Tracked(problem, xi) if self.estimator is None else Afresh(problem, xi, self.estimator)
 
 
 def _known(d: Tree | None, unread: Tree) -> Tree:
     """The direction so far; a filter that keeps none reads none, and any tree of the form will do."""
     return unread if d is None else d
-
-
-class Directions(Protocol):
-    """The directions on one sample, at any point and v."""
-
-    def omega(self, at: Point, v: Any) -> Tree: ...
-    def v(self, at: Point, v: Any) -> Tree: ...
-    def lam(self, at: Point, v: Any) -> Leaves: ...
 
 
 class Afresh:
@@ -136,9 +131,6 @@ class Afresh:
 
     def omega(self, at: Point, v: None) -> Tree:
         return self._problem.inner_at(at, self._xi.inner).grad
-
-    def v(self, at: Point, v: None) -> Tree:
-        raise NotImplementedError
 
     def lam(self, at: Point, v: None) -> Leaves:
         return self._estimator.gradient(self._problem, at, None, self._xi)

@@ -10,6 +10,7 @@ This file is the only place that knows the order. A step is pure: it returns a n
 from __future__ import annotations
 
 import warnings
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, Protocol
@@ -53,7 +54,7 @@ class SharedBatchWarning(UserWarning):
     """STORM on batches that also moved ω and v: its direction keeps a bias."""
 
 
-class Stepped:
+class Stepped(ABC):
     """What most algorithms have in common: a step is a move with the rates of the state's k."""
 
     rates: Callable[[int], Rates]
@@ -61,12 +62,17 @@ class Stepped:
     """How λ moves."""
 
     @property
-    def needs(self) -> Needs:
-        raise NotImplementedError
+    @abstractmethod
+    def needs(self) -> Needs: ...
 
     @property
     def capturable(self) -> bool:
         return True
+
+    def init(self, problem: Oracles, at: Point, xi: Sample) -> State:
+        """The state of an algorithm that remembers nothing but (λ, ω) and λ's update."""
+        at, outer = self.started(problem, at, xi)
+        return State(0, at, None, None, zeros_like(at.lam), outer)
 
     def started(self, problem: Oracles, at: Point, xi: Sample) -> tuple[Point, Any]:
         """The start, checked and brought into λ's set, and the memory of λ's update."""
@@ -78,8 +84,8 @@ class Stepped:
     def step(self, problem: Oracles, state: State, xi: Sample) -> State:
         return self.move(problem, state, xi, self.rates(state.k))
 
-    def move(self, problem: Oracles, state: State, xi: Sample, rate: Rates) -> State:
-        raise NotImplementedError
+    @abstractmethod
+    def move(self, problem: Oracles, state: State, xi: Sample, rate: Rates) -> State: ...
 
 
 class Algorithm(Protocol):

@@ -21,7 +21,7 @@ from fsla.problem import Inner, Oracles, Outer, Point, outer_products_at
 from fsla.rates import Rates, callable_rates
 from fsla.sample import Batch, Batches, Needs, Sample, batch_of_step
 from fsla.solver import State, Stepped
-from fsla.tree import Leaves, Scalar, Tree, axpy, dense, scale, zeros_like
+from fsla.tree import Leaves, Scalar, Tree, axpy, dense, scale
 from fsla.update import Plain, Projection, Update, onto
 from fsla.wrap import Seeded
 
@@ -113,10 +113,6 @@ class Bda(Stepped):
     @property
     def needs(self) -> Needs:
         return Needs(inner=self.T, hvp=0, cross=0)
-
-    def init(self, problem: Oracles, at: Point, xi: Sample) -> State:
-        at, outer = self.started(problem, at, xi)
-        return State(0, at, None, None, zeros_like(at.lam), outer)
 
     def move(self, problem: Oracles, state: State, xi: Sample, rate: Rates) -> State:
         self.needs.check(xi)

@@ -110,10 +110,6 @@ class Reversible(Stepped):
     def needs(self) -> Needs:
         return Needs(inner=self.T, hvp=0, cross=0)
 
-    def init(self, problem: Oracles, at: Point, xi: Sample) -> State:
-        at, outer = self.started(problem, at, xi)
-        return State(0, at, None, None, zeros_like(at.lam), outer)
-
     def move(self, problem: Oracles, state: State, xi: Sample, rate: Rates) -> State:
         self.needs.check(xi)
         problem = Seeded(problem, xi)
