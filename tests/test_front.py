@@ -12,7 +12,7 @@ from torch import nn
 import fsla
 from fsla import Point, Problem, Sample, tree
 from fsla.front import FSLA, MASOBA, SOBA, DivergenceError, MicroBatches, RescueWarning
-from fsla.front import base as front
+from fsla.front import model as front
 from fsla.front.steps import Curvature, Gate, ScaleFree
 from fsla.solver import SharedBatchWarning
 from support import ClassWeights, cross_entropy

@@ -9,7 +9,8 @@ import pytest
 ROOT = Path(__file__).parent.parent / "src" / "fsla"
 
 LAYERS = [
-    ["checks", "files"],
+    ["checks", "files", "rank_watch"],
+    ["ranks"],
     ["tree"],
     ["sample"],
     ["problem", "passes", "nest"],
@@ -23,6 +24,7 @@ LAYERS = [
     ["algorithms"],
     ["theory", "plain"],
     ["checkpoint", "weights"],
+    ["checkpoint_folder"],
     ["front"],
     ["cleaning"],
     ["fsla"],  # __init__: the public names of the core

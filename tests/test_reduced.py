@@ -1,10 +1,6 @@
 """Batches shared out among processes: the numbers of one process, in a few messages a step."""
 
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -13,18 +9,8 @@ import torch.distributed as dist
 import fsla
 from fsla import Point, Reduced
 from fsla.problems import LeastSquares
+from launch import torchrun
 from support import F64, normal
-
-PROGRAM = Path(__file__).with_name("reduced_program.py")
-
-
-def torchrun(count, *arguments):
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(count)]
-    environment = os.environ | {"PYTHONPATH": str(PROGRAM.parent), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [*command, str(PROGRAM), *arguments], env=environment, capture_output=True, text=True, timeout=600, check=False
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
 
 
 @pytest.mark.parametrize(
@@ -32,7 +18,7 @@ def torchrun(count, *arguments):
 )
 def test_several_processes_take_the_steps_of_one(count, steps, tmp_path):
     """With batches that do not divide evenly, and with fewer samples than processes, too."""
-    torchrun(count, str(tmp_path / "gaps"), str(steps))
+    torchrun("reduced_program.py", tmp_path / "gaps", steps, processes=count)
     found = json.loads((tmp_path / "gaps").read_text())
     assert len(found) == 36
     assert max(gap for gap, _ in found.values()) < 1e-9, found

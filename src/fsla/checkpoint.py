@@ -62,20 +62,17 @@ def load_checkpoint(path: str | Path, device: torch.device | str = "cpu") -> obj
             _check_format(path, metadata.get("format"))
             tensors: dict[str, Tensor] = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except (SafetensorError, OSError) as error:
-        raise _unreadable(path, str(error)) from None
+        raise unreadable(path, str(error)) from None
     if metadata.get("digest") != _digest(tensors):
-        raise _unreadable(path, "what it holds is not what was written")
+        raise unreadable(path, "what it holds is not what was written")
     text = tensors.pop(_NEST, None)
     if text is None or text.dtype is not torch.uint8:
-        raise _unreadable(path, "it has no nest")
+        raise unreadable(path, "it has no nest")
     try:
         nest: Plain = json.loads(text.numpy().tobytes())
     except (ValueError, RecursionError) as error:
-        raise _unreadable(path, f"its nest is not JSON: {error}") from None
-    try:
-        return _unpack(nest, {name: tensor.to(device) for name, tensor in tensors.items()}, 0)
-    except _MalformedError as error:
-        raise _unreadable(path, str(error)) from None
+        raise unreadable(path, f"its nest is not JSON: {error}") from None
+    return unpack(path, nest, {name: tensor.to(device) for name, tensor in tensors.items()})
 
 
 def check_place(path: Path) -> None:
@@ -131,6 +128,14 @@ def _check_tensor(tensor: Tensor) -> None:
 
 class _MalformedError(Exception):
     """What is wrong with a nest."""
+
+
+def unpack(path: Path, nest: Plain, tensors: Mapping[str, Tensor]) -> object:
+    """The nest that `pack` took apart; raises, with the path of its checkpoint, if it is none."""
+    try:
+        return _unpack(nest, tensors, 0)
+    except _MalformedError as error:
+        raise unreadable(path, str(error)) from None
 
 
 def _unpack(nest: Plain, tensors: Mapping[str, Tensor], depth: int) -> object:
@@ -195,7 +200,7 @@ def _check_format(path: Path, found: str | None) -> None:
     )
 
 
-def _unreadable(path: Path, why: str) -> CheckpointError:
+def unreadable(path: Path, why: str) -> CheckpointError:
     return CheckpointError(f"{path} must be a checkpoint. It cannot be read ({why}). Remove it to begin anew.")
 
 

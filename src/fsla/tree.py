@@ -17,6 +17,7 @@ from typing import TypeGuard, TypeVar, overload
 
 import torch
 from torch import Tensor
+from torch.distributed.tensor import DTensor, distribute_tensor
 
 Scalar = float | Tensor
 
@@ -166,13 +167,36 @@ def dot(x: Leaves, y: Leaves) -> Tensor:
     """Returns <x, y> as a 0-d tensor."""
     pairs = zip(x.values(), aligned(y, x), strict=True)
     parts = [(_dense(a) * _dense(b)).sum() for a, b in pairs]
-    return parts[0] if len(parts) == 1 else torch.stack(parts).sum()
+    return whole(parts[0] if len(parts) == 1 else torch.stack(parts).sum())
 
 
 def norm(x: Leaves) -> Tensor:
     """Returns the Euclidean norm of x as a 0-d tensor."""
     total: Tensor = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(list(dense(x).values()))))
-    return total
+    return whole(total)
+
+
+def is_sharded(t: object) -> TypeGuard[DTensor]:
+    """Whether a tensor is spread over several processes."""
+    return isinstance(t, DTensor)
+
+
+def own(t: Tensor) -> Tensor:
+    """What this process holds of a tensor."""
+    return t.to_local() if is_sharded(t) else t
+
+
+def spread(t: Tensor, like: Tensor) -> Tensor:
+    """A tensor that every process has, spread as another one is."""
+    t = t.to(like.device, like.dtype)
+    if not is_sharded(like):
+        return t
+    return distribute_tensor(t, like.device_mesh, like.placements, src_data_rank=None)
+
+
+def whole(t: Tensor) -> Tensor:
+    """All of a tensor that may be spread, for each process."""
+    return t.full_tensor() if is_sharded(t) else t
 
 
 @overload
@@ -189,7 +213,13 @@ def to(x: Tree, to: torch.device | torch.dtype | str) -> Tree:
 
 
 def zeros_like(x: Leaves) -> Tree:
-    return {name: torch.zeros(t.shape, dtype=t.dtype, device=t.device) for name, t in x.items()}
+    return {name: _zeros(t) for name, t in x.items()}
+
+
+def _zeros(t: Leaf) -> Tensor:
+    if is_sharded(t):
+        return torch.zeros_like(t)
+    return torch.zeros(t.shape, dtype=t.dtype, device=t.device)
 
 
 def is_finite(x: Leaves) -> bool:

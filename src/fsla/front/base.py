@@ -15,20 +15,19 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fsla.autodiff import DifferenceWarning, Mode
+from fsla.autodiff import Mode
 from fsla.checks import pick, positive, whole_number
 from fsla.front.given import Maker, descend, made, plain, warn_of_decay, with_decay
 from fsla.front.guard import CHECK_EVERY, GROWTH, KEEP_EVERY, DivergenceError, Guard, Info, RescueWarning
-from fsla.front.model import ModelProblem, OuterModules
+from fsla.front.model import ModelProblem, OuterModules, products_of
 from fsla.front.steps import EVERY, FIRST, Curvature, Damping, Gate, ScaleFree, zeros
+from fsla.front.together import Batches
 from fsla.front.views import ModelLoss
 from fsla.nest import map_tensors
 from fsla.problem import checked
 from fsla.sample import Sample
 from fsla.tree import Tree, axpy, norm, scale, sub
 
-EXACT_UP_TO = 10_000_000
-"""Parameters of a model up to which products="auto" tries exact ones."""
 FORMAT = 1
 OPTIMIZERS = ("optimizer", "adjoint_optimizer", "outer_optimizer")
 
@@ -49,6 +48,8 @@ class Bilevel(ABC):
         autocast: torch.bfloat16 for bfloat16 passes; the variables stay as they are.
         max_norm: clips ∂_ω G to this norm.
         radius: keeps ‖v‖ under this bound.
+        batches: on several ranks, as torchrun starts them: "whole" where each is given the same batch, and takes its
+            part; "shares" where each is given samples of its own, as many on each.
         rescues: how often a run that diverges goes back to its last good state and halves its steps before it raises;
             None watches nothing.
     """
@@ -67,15 +68,18 @@ class Bilevel(ABC):
         autocast: torch.dtype | None = None,
         max_norm: float | None = None,
         radius: float | None = None,
+        batches: Batches = "whole",
         rescues: int | None = 3,
     ) -> None:
         pick(products, {"auto": 0, "exact": 0, "difference": 0}, "kind of products")
+        pick(batches, {"whole": 0, "shares": 0}, "kind of batches")
         positive(max_norm, "max_norm", type(self).__name__, optional=True)
         positive(radius, "radius", type(self).__name__, optional=True)
         if rescues is not None:
             whole_number(rescues, "rescues", type(self).__name__, least=0)
-        mode = _mode(products, model)
-        self.problem = ModelProblem(model, outer, inner_loss, outer_loss, mode=mode, autocast=autocast)
+        mode = products_of(model, products)
+        self.problem = ModelProblem(model, outer, inner_loss, outer_loss, mode=mode, autocast=autocast, batches=batches)
+        self.problem.meet({"algorithm": type(self).__name__, "products": products, "batches": batches})
         here = self.problem.here
         self.v = zeros(here.omega)
         self._curvature = Curvature(here.omega) if optimizer is None or adjoint_optimizer is None else None
@@ -253,7 +257,7 @@ class Bilevel(ABC):
 
     def _is_well(self, info: Info) -> bool:
         """Goes back where the run diverged; else keeps its state now and then."""
-        bad = self._guard.look(info)
+        bad = self.problem.together.ranks.from_first(self._guard.look(info))
         if bad:
             self._rescue(bad, self._guard.rescues or 0)
         elif self.k % KEEP_EVERY == 0 or self.k == CHECK_EVERY:
@@ -290,19 +294,6 @@ class Bilevel(ABC):
             RescueWarning,
             stacklevel=4,
         )
-
-
-def _mode(products: Mode, model: nn.Module) -> Mode:
-    count = sum(p.numel() for p in model.parameters() if p.requires_grad) if isinstance(model, nn.Module) else 0
-    if products != "auto" or count <= EXACT_UP_TO:
-        return products
-    warnings.warn(
-        f"The model has {count:,} parameters: products are taken by differences of first-order gradients, at the "
-        "memory of training. Say products='difference' to choose this, or products='exact'.",
-        DifferenceWarning,
-        stacklevel=4,
-    )
-    return "difference"
 
 
 def _copied(x: Any, device: torch.device | str) -> Any:

@@ -13,8 +13,11 @@ from typing import Any, NamedTuple
 import numpy
 import torch
 from torch import Tensor
+from torch.utils.data.distributed import DistributedSampler
 
 from fsla.checkpoint import CheckpointError
+from fsla.front.together import Together
+from fsla.ranks import Ranks
 
 _END = object()
 
@@ -42,6 +45,19 @@ class RandomState(NamedTuple):
     def unpacked(cls, saved: tuple[Any, ...]) -> RandomState:
         states, numpy_state, (version, numbers, gauss), cuda = saved
         return cls(states, numpy_state, (version, tuple(numbers.tolist()), gauss), cuda)
+
+    def plain(self) -> list[Any]:
+        """As messages have it; without those of devices."""
+        version, numbers, gauss = self.python
+        state = self.numpy["state"] | {"key": self.numpy["state"]["key"].tolist()}
+        return [self.torch.tolist(), self.numpy | {"state": state}, [version, numbers, gauss]]
+
+    @classmethod
+    def from_plain(cls, told: list[Any]) -> RandomState:
+        states, numpy_state, (version, numbers, gauss) = told
+        key = numpy.array(numpy_state["state"]["key"], dtype=numpy.uint32)
+        numpy_state = numpy_state | {"state": numpy_state["state"] | {"key": key}}
+        return cls(torch.tensor(states, dtype=torch.uint8), numpy_state, (version, tuple(numbers), gauss), [])
 
     def set(self) -> None:
         torch.set_rng_state(self.torch)
@@ -98,6 +114,14 @@ class Feed:
         self._index = 1
         return batch
 
+    def check_same(self, ranks: Ranks) -> None:
+        """Raises if the loader gives each rank its own samples, and the ranks would share these out once more."""
+        if isinstance(getattr(self._loader, "sampler", None), DistributedSampler):
+            ranks.refuse(
+                f"{self._name} must give every rank the same batches where batches='whole'. Its DistributedSampler "
+                "gives each its own. Leave the sampler out, or make opt with batches='shares'."
+            )
+
     @property
     def count(self) -> int | None:
         """How many batches an epoch has, where the loader knows."""
@@ -112,7 +136,7 @@ class Feed:
             "index": self._index,
             "start": None if self._start is None else self._start.packed(),
             "start_generators": self._start_generators,
-            "generators": [g.get_state() for g in self._generators()],
+            "generators": [g.get_state() for g in self.generators()],
         }
 
     def seek(self, position: dict[str, Any]) -> None:
@@ -138,14 +162,14 @@ class Feed:
     def _begin(self) -> None:
         if self._drawn_from:
             self._start = RandomState.now(cuda=False)
-            self._start_generators = [g.get_state() for g in self._generators()]
+            self._start_generators = [g.get_state() for g in self.generators()]
         sampler: Any = getattr(self._loader, "sampler", None)
         if hasattr(sampler, "set_epoch"):  # as a DistributedSampler asks for, or every epoch has one order
             sampler.set_epoch(self._epoch)
         self._batches = iter(self._loader)
         self._index = 0
 
-    def _generators(self) -> list[torch.Generator]:
+    def generators(self) -> list[torch.Generator]:
         """The generators that a DataLoader and its samplers were given, each once."""
         batch_sampler = getattr(self._loader, "batch_sampler", None)
         owners = [self._loader, getattr(self._loader, "sampler", None), batch_sampler]
@@ -154,7 +178,7 @@ class Feed:
         return list({id(g): g for g in found if isinstance(g, torch.Generator)}.values())
 
     def _set_generators(self, states: list[Tensor]) -> None:
-        generators = self._generators()
+        generators = self.generators()
         if len(generators) != len(states):
             raise CheckpointError(
                 f"{self._name} must have the generators that it had when the run was saved, {len(states)} of them. "
@@ -162,3 +186,19 @@ class Feed:
             )
         for generator, state in zip(generators, states, strict=True):
             generator.set_state(state)
+
+
+def begin_together(together: Together, feeds: list[Feed]) -> None:
+    """Has all ranks draw alike from here on: each begins with the random states of rank 0."""
+    ranks = together.ranks
+    if ranks.world == 1:
+        return
+    if together.batches == "whole":
+        for feed in feeds:
+            feed.check_same(ranks)
+    own = [RandomState.now(cuda=False).plain(), [[g.get_state().tolist() for g in f.generators()] for f in feeds]]
+    shared, generators = ranks.from_first(own)
+    RandomState.from_plain(shared).set()
+    for feed, states in zip(feeds, generators, strict=True):
+        for generator, state in zip(feed.generators(), states, strict=True):
+            generator.set_state(torch.tensor(state, dtype=torch.uint8))

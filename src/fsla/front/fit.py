@@ -6,10 +6,12 @@ history = fsla.fit(opt, train_loader, trusted_loader, steps=10_000, folder="runs
 from __future__ import annotations
 
 import math
+import signal
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from time import monotonic
 from typing import Any, Literal
@@ -20,7 +22,7 @@ from fsla.checkpoint import CheckpointError
 from fsla.checks import positive, whole_number
 from fsla.files import ensure_writable, remove_orphans
 from fsla.front.base import OPTIMIZERS, Bilevel
-from fsla.front.feed import Feed
+from fsla.front.feed import Feed, begin_together
 from fsla.front.guard import Info
 from fsla.front.journal import NAME, Bar, Evaluate, Journal, Record, make_record, summary_writer
 from fsla.front.process import Signals, locked
@@ -125,6 +127,8 @@ def fit(
     feeds = [Feed(train_loader, "train_loader")]
     if trusted_loader is not None:
         feeds.append(Feed(trusted_loader, "trusted_loader"))
+    ranks = opt.problem.together.ranks
+    begin_together(opt.problem.together, feeds)
     with ExitStack() as stack:
         watch = _Watch()
         saves = None
@@ -132,20 +136,22 @@ def fit(
         signals = Signals()
         if folder is not None:
             folder = Path(folder)
-            _prepare(folder)
-            stack.enter_context(locked(folder))
+            ranks.first(partial(_take, folder, stack))
             stack.enter_context(signals)
             saves = Saves(folder, keep, opt, schedulers, feeds, fingerprint)
             saved = saves.resume(resume, steps)
             if saved is not None:
                 watch = _Watch(**saved)
                 resumed_from = watch.step
-        journal = Journal(folder, count=watch.records, step=watch.step, board=tensorboard)
+        mine = folder if ranks.is_first else None
+        journal = Journal(mine, count=watch.records, step=watch.step, board=tensorboard and ranks.is_first)
         stack.callback(journal.close)
-        bar = Bar(progress, steps, watch.step)
+        journal.records = ranks.from_first(journal.records)
+        bar = Bar(progress and ranks.is_first, steps, watch.step)
         stack.callback(lambda: bar.close(watch.step))
         run = _Run(opt, feeds, watch, journal, saves, resumed_from is not None)
         stopped: Literal["steps", "patience", "callback"] = "steps"
+        received = 0
         while watch.step < steps and stopped == "steps":
             if patience is not None and watch.since >= patience:  # as a run was saved that has ended
                 stopped = "patience"
@@ -156,7 +162,7 @@ def fit(
                     scheduler.step()
             bar.show(watch.step, info)
             if watch.step % evaluate_every == 0 or watch.step == steps:
-                record, value = make_record(opt, watch.step, info, evaluate)
+                record, value = ranks.from_first(make_record(opt, watch.step, info, evaluate))
                 if evaluate is not None:
                     watch.look(value)
                 for scheduler in schedulers:
@@ -166,16 +172,20 @@ def fit(
                 watch.records = len(journal.records)
                 if patience is not None and watch.since >= patience:
                     stopped = "patience"
-                if True in [callback(opt, record) is True for callback in callbacks]:
+                if ranks.from_first(True in [callback(opt, record) is True for callback in callbacks]):
                     stopped = "callback"
             by_step = save_every is not None and watch.step % save_every == 0
-            if by_step or run.waited(save_minutes) or signals.received is not None:
+            waited, received = ranks.most([run.waited(save_minutes) and ranks.is_first, signals.received or 0])
+            if by_step or waited or received:
                 run.save()
-            if signals.received is not None:
+            if received:
                 break
+            run.look()
         run.save()
-        if signals.received is not None:
-            _leave(signals, watch.step, run.saved_at, stack)
+        if saves is not None:
+            saves.close()
+        if received:
+            _leave(signal.Signals(received), watch.step, run.saved_at, stack)
     return History(journal.records, watch.step, stopped, watch.best, watch.best_step, resumed_from)
 
 
@@ -192,7 +202,7 @@ class _Run:
         self._saves = saves
         self._settled = not resumed
         self._fresh = getattr(opt, "_momentum", None) == "storm"
-        self._checked = saves is None
+        self._checked = False
         self._clock = monotonic()
         self._saved_step = watch.step
         self.saved_at: Path | None = None
@@ -201,19 +211,25 @@ class _Run:
         opt = self._opt
         batches = self._batches()
         fresh = self._batches() if self._fresh else None
+        if not self._checked:
+            opt.problem.together.check_batches(batches)
         if not self._settled:  # as at the start of a run, before the first pass that moves buffers
             opt.problem.settle(opt.problem.here, batches[0], 0)
             self._settled = True
         info = opt.step(*batches, fresh=fresh)
         self._watch.step += 1
         if not self._checked:  # the states have their lasting form
-            assert self._saves is not None
-            self._saves.check()
+            if self._saves is not None:
+                self._saves.check()
             self._checked = True
         return info
 
     def waited(self, minutes: float | None) -> bool:
         return self._saves is not None and minutes is not None and monotonic() - self._clock >= 60 * minutes
+
+    def look(self) -> None:
+        if self._saves is not None:
+            self._saves.look()
 
     def save(self) -> None:
         """Saves the run, unless that was done at this step."""
@@ -230,6 +246,12 @@ class _Run:
         return inner, outer
 
 
+def _take(folder: Path, stack: ExitStack) -> None:
+    """Has a folder for this run alone."""
+    _prepare(folder)
+    stack.enter_context(locked(folder))
+
+
 def _prepare(folder: Path) -> None:
     """Makes the folder; raises, before the first step, unless it can be written into."""
     try:
@@ -241,10 +263,8 @@ def _prepare(folder: Path) -> None:
         ) from error
 
 
-def _leave(signals: Signals, step: int, saved_at: Path | None, stack: ExitStack) -> None:
+def _leave(received: signal.Signals, step: int, saved_at: Path | None, stack: ExitStack) -> None:
     """Ends the process as the signal asked, after the bar is gone."""
-    received = signals.received
-    assert received is not None
     stack.close()
     where = "" if saved_at is None else f", and is saved in {saved_at}"
     print(

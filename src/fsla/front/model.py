@@ -10,22 +10,29 @@ statistics of batch normalisation, say) are put back after each pass but one: th
 
 from __future__ import annotations
 
+import platform
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import chain
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from fsla import passes
-from fsla.autodiff import Mode, Problem
+from fsla.autodiff import DifferenceWarning, Mode, Problem
+from fsla.front.together import Batches, Together
 from fsla.front.views import ExactModelView, ModelLoss, ModelView
 from fsla.passes import Setting
 from fsla.problem import Point
+from fsla.ranks import join
 from fsla.sample import Batch
+from fsla.tree import is_sharded, own
 from fsla.views import INNER, OUTER, Ways
 
+EXACT_UP_TO = 10_000_000
+"""Parameters of a model up to which products="auto" tries exact ones."""
 OuterModules = nn.Module | nn.Parameter | Sequence[Any] | Mapping[str, Any]
 
 
@@ -37,6 +44,7 @@ class ModelProblem(Problem):
         outer: the modules that hold λ: one, or a list or mapping of modules and parameters.
         inner_loss, outer_loss: called as ``loss(model, outer, batch)``; they return 0-d tensors.
         mode, autocast: as in `fsla.Problem`.
+        batches: on several ranks, whether each is given the whole batch or its own share of it.
     """
 
     def __init__(
@@ -48,6 +56,7 @@ class ModelProblem(Problem):
         *,
         mode: Mode = "auto",
         autocast: torch.dtype | None = None,
+        batches: Batches = "whole",
     ) -> None:
         if not isinstance(model, nn.Module):
             raise TypeError(f"model must be a torch.nn.Module. Got {type(model).__name__} instead.")
@@ -58,11 +67,31 @@ class ModelProblem(Problem):
         self.lam = dict(_trainable(outer))
         self._tracks = False
         _check_parameters(self.omega, self.lam)
+        self.together = Together(join(), model, batches)
 
     @property
     def here(self) -> Point:
         """The point where the parameters stand: the tensors are the parameters' own and move with them."""
         return Point(_values(self.lam), _values(self.omega))
+
+    def meet(self, settings: Mapping[str, object]) -> None:
+        """Has all ranks begin with the parameters and buffers of rank 0; raises unless they have the same form."""
+        ranks = self.together.ranks
+        if ranks.world == 1:
+            return
+        device = passes.device_of(self.omega)
+        forms = {
+            name: {key: f"{str(t.dtype).removeprefix('torch.')}{list(t.shape)}" for key, t in named_tensors(part)}
+            for name, part in (("model", self.model), ("outer", self.outer))
+        }
+        ranks.agree({**settings, **forms, "device": device.type}, "model and settings")
+        places = ranks.gather([platform.node(), str(device)])
+        if device.type == "cuda" and len({tuple(place) for place in places}) < len(places):
+            ranks.refuse(
+                f"Each rank must have a GPU of its own. Got {', '.join(place[1] for place in places)} by rank. Make "
+                "the model on the device that fsla.ranks.device() returns."
+            )
+        ranks.copy_from(0, [t for t in self.tensors() if not is_sharded(t)])
 
     def track(self) -> None:
         """Lets the next inner pass move the buffers for good."""
@@ -97,7 +126,7 @@ class ModelProblem(Problem):
     def standing(self, at: Point) -> Iterator[None]:
         """Has the parameters stand at a point, and puts them back bit by bit."""
         pairs = [(self.omega[name], t) for name, t in at.omega.items()] + [(self.lam[n], t) for n, t in at.lam.items()]
-        moves = [(p, t) for p, t in pairs if p.data_ptr() != t.data_ptr()]
+        moves = [(p, t) for p, t in pairs if own(p).data_ptr() != own(t).data_ptr()]
         home = [p.detach().clone() for p, _ in moves]
         try:
             with torch.no_grad():
@@ -121,6 +150,8 @@ class ModelProblem(Problem):
             with torch.no_grad():
                 for b, old in zip(buffers, kept, strict=True):  # batch normalisation does not count its writes
                     b.copy_(old)
+        if tracks:
+            self.together.same_buffers(list(self._buffers()))
 
     def tensors(self) -> list[Tensor]:
         """Every parameter and buffer of the model and of outer, as it stands."""
@@ -131,8 +162,45 @@ class ModelProblem(Problem):
             if isinstance(member, nn.Module):
                 yield from member.buffers()
 
+    def _probed(self, at: Point, batch: Batch, seed: int | None) -> Ways | Literal["difference"]:
+        """Each rank finds out by itself, on its own share; where one of them must take differences, all do."""
+        ranks = self.together.ranks
+        if ranks.world == 1:
+            return super()._probed(at, batch, seed)
+        found: Ways | Literal["difference"] = "difference"
+        failed: Exception | None = None
+        share, _ = self.together.share(batch)
+        try:
+            with self.together.apart():
+                found = super()._probed(at, share, seed)
+        except Exception as error:
+            failed = error
+        ranks.all_well(failed)
+        return "difference" if "difference" in ranks.gather(found) else found
+
     def _candidates(self, device: torch.device) -> tuple[Ways, ...]:
         return (Ways(hvp_forward=False, slopes_forward=False),)
+
+
+def products_of(model: nn.Module, products: Mode) -> Mode:
+    """How the products of a model are taken, as far as its form says."""
+    if isinstance(model, nn.Module) and any(is_sharded(p) for p in model.parameters()):
+        if products == "exact":
+            raise ValueError(
+                "A model in shards, as fully_shard makes it, must have products='difference' or 'auto'. Got 'exact': "
+                "its hooks serve one derivative, and a second one taken through them is silently wrong."
+            )
+        return "difference"
+    count = sum(p.numel() for p in model.parameters() if p.requires_grad) if isinstance(model, nn.Module) else 0
+    if products != "auto" or count <= EXACT_UP_TO:
+        return products
+    warnings.warn(
+        f"The model has {count:,} parameters: products are taken by differences of first-order gradients, at the "
+        "memory of training. Say products='difference' to choose this, or products='exact'.",
+        DifferenceWarning,
+        stacklevel=4,
+    )
+    return "difference"
 
 
 def _values(parameters: Mapping[str, nn.Parameter]) -> dict[str, Tensor]:

@@ -3,24 +3,28 @@
 from __future__ import annotations
 
 import re
+import shutil
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import numpy
 import torch
 from torch import Tensor
 
 from fsla.checkpoint import CheckpointError, load_checkpoint, pack, save_checkpoint
+from fsla.checkpoint_folder import PART, FolderWriter, load_folder
 from fsla.front.base import OPTIMIZERS, Bilevel
 from fsla.front.feed import Feed, RandomState
 from fsla.front.model import named_tensors
 from fsla.plain import Plain, differences, plain
+from fsla.tree import is_sharded
 
 Resume = bool | Literal["previous"]
 
-_NAME = re.compile(r"checkpoint-([0-9]{8,18})\.safetensors")
+_NAME = re.compile(r"checkpoint-([0-9]{8,18})(\.safetensors)?")
+"""Of a file where one process wrote it, of a folder where several did."""
 _ASIDE = ".aside"
 _PAIRS = "fsla.pairs"
 _ARRAY = "fsla.array"
@@ -29,7 +33,7 @@ _RATES = ("lr", "betas", "momentum", "weight_decay")
 
 
 class Saves:
-    """The checkpoints in a folder, of one run: the last `keep` of them.
+    """The checkpoints in a folder, of one run: the last `keep` of them. Every rank calls the same methods.
 
     Args:
         folder: where they are.
@@ -52,15 +56,48 @@ class Saves:
         self._opt = opt
         self._schedulers = schedulers
         self._feeds = feeds
+        self._ranks = opt.problem.together.ranks
         self._identity = identity(opt, schedulers, feeds, given)
+        self._ranks.first(self._remove_parts)
+        shared = self._ranks.world > 1 or opt.problem.together.sharded
+        self._writer = FolderWriter(self._ranks) if shared else None
+        self._ranks.agree(cast(dict[str, Any], self._identity), "run")
 
     def save(self, progress: Mapping[str, Plain]) -> Path:
-        """Writes a checkpoint, and removes those that are older than the last `keep`."""
-        path = self._folder / f"checkpoint-{progress['step']:08}.safetensors"
+        """Writes a checkpoint, and removes those that are older than the last `keep`.
+
+        Several ranks write while the run goes on: `look` tells when the checkpoint is there, and `close` waits for it.
+        """
+        path = self._folder / f"checkpoint-{progress['step']:08}"
+        if self._writer is not None:
+            self._writer.begin(path, self._parts(progress))
+            return path
+        path = path.with_suffix(".safetensors")
         save_checkpoint(path, self._parts(progress))
-        for old in self.found()[: -self._keep]:
-            old.unlink(missing_ok=True)
+        self._prune()
         return path
+
+    def look(self) -> None:
+        """Names the checkpoint that is being written, if that is done by now."""
+        if self._writer is not None and self._writer.look() is not None:
+            self._prune()
+
+    def close(self) -> None:
+        """Waits for what is being written."""
+        if self._writer is not None:
+            if self._writer.finish() is not None:
+                self._prune()
+            self._ranks.wait()
+            self._writer.close()
+
+    def _prune(self) -> None:
+        for old in self.found()[: -self._keep]:
+            _remove(old)
+
+    def _remove_parts(self) -> None:
+        """What a run left that was killed while it wrote."""
+        for path in self._folder.glob(f"checkpoint-*{PART}"):
+            _remove(path)
 
     def check(self) -> None:
         """Raises if something has a state that a checkpoint cannot hold: said at the first step, not hours later."""
@@ -78,6 +115,22 @@ class Saves:
 
     def resume(self, which: Resume, steps: int) -> dict[str, Any] | None:
         """Sets everything as a checkpoint has it, and returns the progress that was saved; None where there is none."""
+        name = self._ranks.first(lambda: self._chosen(which))
+        if name is None:
+            return None
+        path = self._folder / name
+        try:
+            progress = self._set(path, steps)
+        except CheckpointError as error:
+            found = self.found()
+            if which != "previous" and len(found) > 1:
+                error.add_note(f"(resume='previous' goes on from {found[-2].name} instead)")
+            raise
+        if which == "previous":
+            self._ranks.first(self._put_newest_aside)
+        return progress
+
+    def _chosen(self, which: Resume) -> str | None:
         found = self.found()
         if not found:
             return None
@@ -87,20 +140,18 @@ class Saves:
                 "resume=True to go on from it, remove it to begin anew, or name another folder."
             )
         if which != "previous":
-            try:
-                return self._set(found[-1], steps)
-            except CheckpointError as error:
-                if len(found) > 1:
-                    error.add_note(f"(resume='previous' goes on from {found[-2].name} instead)")
-                raise
+            return found[-1].name
         if len(found) < 2:
             raise CheckpointError(
                 f"{self._folder} must hold two checkpoints where resume='previous'. It holds {found[-1].name} alone. "
                 "Use resume=True, or remove it to begin anew."
             )
-        progress = self._set(found[-2], steps)
-        found[-1].replace(found[-1].with_name(found[-1].name + _ASIDE))  # or it would stay the newest
-        return progress
+        return found[-2].name
+
+    def _put_newest_aside(self) -> None:
+        """Or it would stay the newest."""
+        newest = self.found()[-1]
+        newest.replace(newest.with_name(newest.name + _ASIDE))
 
     def _parts(self, progress: Mapping[str, Plain]) -> dict[str, Any]:
         opt = self._opt
@@ -118,7 +169,22 @@ class Saves:
         return {name: encode(part) for name, part in parts.items()}
 
     def _set(self, path: Path, steps: int) -> dict[str, Any]:
-        saved = load_checkpoint(path)
+        ranks = self._ranks
+        failed: Exception | None = None
+        saved: object = None
+        if path.is_dir():
+            mesh = next((p.device_mesh for p in self._opt.problem.omega.values() if is_sharded(p)), None)
+            saved = load_folder(path, ranks, mesh)
+        progress: dict[str, Any] = {}
+        try:
+            saved = saved if path.is_dir() else load_checkpoint(path)
+            progress = self._filled(path, saved, steps)
+        except CheckpointError as error:
+            failed = error
+        ranks.all_well(failed)
+        return progress
+
+    def _filled(self, path: Path, saved: object, steps: int) -> dict[str, Any]:
         if not isinstance(saved, dict) or "identity" not in saved or "progress" not in saved:
             raise CheckpointError(
                 f"{path} must be a checkpoint of fit. It is of something else. Remove it, or name another folder."
@@ -164,6 +230,7 @@ def identity(
 ) -> Plain:
     """What a checkpoint is of: the form of the variables, the algorithm, its options, and what the user says."""
     optimizers = {name: getattr(opt, name) for name in OPTIMIZERS}
+    together = opt.problem.together
     options = {name: getattr(opt, f"_{name}", None) for name in ("momentum", "eta", "max_norm", "radius")}
     return plain(
         {
@@ -179,6 +246,8 @@ def identity(
             "schedulers": [type(scheduler).__name__ for scheduler in schedulers],
             "batches": [feed.count for feed in feeds],
             "fingerprint": {} if given is None else given,
+            **({"parameters in shards": True} if together.sharded else {}),
+            **({"ranks that bring their own shares": together.ranks.world} if together.batches == "shares" else {}),
         },
         "fingerprint",
     )
@@ -201,6 +270,13 @@ def set_tensors(saved: Mapping[str, Tensor], part: Any) -> None:
     with torch.no_grad():
         for name, t in own.items():
             t.copy_(saved[name])
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def _said(tensors: Mapping[str, Tensor], name: str) -> str:

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fsla.tree import Tree, axpy, dot, norm, scale, zeros_like
+from fsla.tree import Tree, axpy, dot, is_sharded, norm, scale, spread, zeros_like
 
 KEEP = 0.9
 FIRST = 20
@@ -74,8 +74,7 @@ class Curvature:
         """A direction of length about 1."""
         count = sum(t.numel() for t in like.values())
         return {
-            name: torch.randn(t.shape, generator=self._generator).to(t.device, t.dtype) / count**0.5
-            for name, t in like.items()
+            name: spread(torch.randn(t.shape, generator=self._generator), t) / count**0.5 for name, t in like.items()
         }
 
     def _unit(self, x: Tree) -> Tree:
@@ -100,7 +99,7 @@ class Gate:
 
     ρ² = <r, r'> / <b, b'> with r = ∂_ω F - H v and b = ∂_ω F, each summed over one of two successive blocks of steps:
     noise of the one is independent of noise of the other, and does not count as residual. Of large models a fixed
-    choice of coordinates is looked at.
+    choice of coordinates is looked at; of models in shards, of whole tensors.
     """
 
     BLOCK = 25
@@ -108,7 +107,9 @@ class Gate:
 
     def __init__(self, omega: Tree, width: float = 0.1) -> None:
         total = sum(t.numel() for t in omega.values())
-        self._stride = -(-total // self.COORDINATES)
+        sharded = any(is_sharded(t) for t in omega.values())
+        self._stride = 1 if sharded else -(-total // self.COORDINATES)
+        self._names = _spaced(omega, self.COORDINATES) if sharded else list(omega)
         self._width = width
         self._count = 0
         self._sums: tuple[Tree, Tree] | None = None
@@ -144,8 +145,20 @@ class Gate:
 
     def _some(self, x: Tree) -> Tree:
         if self._stride == 1:
-            return x
+            return {name: x[name] for name in self._names}
         return {name: t.flatten()[:: self._stride].clone() for name, t in x.items()}
+
+
+def _spaced(x: Tree, count: int) -> list[str]:
+    """The names of tensors from all over the tree that have together at least so many coordinates."""
+    names = list(x)
+    order = sorted(range(len(names)), key=lambda i: (i * 0.6180339887) % 1.0)
+    taken: list[int] = []
+    for i in order:
+        if sum(x[names[j]].numel() for j in taken) >= count:
+            break
+        taken.append(i)
+    return [names[i] for i in sorted(taken)]
 
 
 class ScaleFree(torch.optim.Optimizer):

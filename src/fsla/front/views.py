@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from fsla import passes
+from fsla.front.together import Together
 from fsla.passes import Setting
 from fsla.problem import Point
 from fsla.sample import Batch
@@ -36,6 +37,7 @@ class Place(Protocol):
     model: Any
     outer: Any
     autocast: torch.dtype | None
+    together: Together
 
     def standing(self, at: Point) -> AbstractContextManager[None]: ...
     def passing(self, how: Setting, *, tracks: bool) -> AbstractContextManager[None]: ...
@@ -51,7 +53,7 @@ class ModelView:
         self._name = name
         self._at = at
         self._batch = batch
-        self._how = Setting(seed, problem.autocast)
+        self._how = Setting(problem.together.seed(seed), problem.autocast)
         self._value: Tensor | None = None
         self._by_omega: Tree | None = None
         self._by_lam: Tree | None = None
@@ -96,24 +98,31 @@ class ModelView:
 
     def _run(self, *, omega: bool, lam: bool) -> None:
         """One pass forward and back; the derivatives of the parts add up in `.grad`, as in plain training."""
-        wanted = {**(self._problem.omega if omega else {}), **_apart(self._problem.lam if lam else {})}
-        others = {**({} if omega else self._problem.omega), **_apart({} if lam else self._problem.lam)}
-        with self._problem.standing(self._at), _without_gradient(others.values()):
-            for p in wanted.values():
+        problem = self._problem
+        together = problem.together
+        wanted = {**(problem.omega if omega else {}), **_apart(problem.lam if lam else {})}
+        others = {**({} if omega else problem.omega), **_apart({} if lam else problem.lam)}
+        every = [*wanted.values(), *others.values()]
+        with problem.standing(self._at), _without_gradient([] if together.sharded else others.values()):
+            for p in every:
                 p.grad = None
             values = []
             parts = _parts(self._batch)
-            tracks = self._problem.tracks(self._name)
-            for part in parts:
-                with self._problem.passing(self._how, tracks=tracks):
-                    value = self._evaluate(part) / len(parts)
+            tracks = problem.tracks(self._name)
+            for number, part in enumerate(parts):
+                own, share = together.share(part)
+                last = number == len(parts) - 1
+                with problem.passing(self._how, tracks=tracks), together.quietly(problem.model, omega=omega and last):
+                    value = self._evaluate(problem.model, own) * (share / len(parts))
                     if value.requires_grad:
                         value.backward()  # type: ignore[no-untyped-call]
                 values.append(value.detach())
             found = {name: p.grad for name, p in wanted.items()}
-            for p in wanted.values():
+            for p in every:
                 p.grad = None
-        self._value = sum(values[1:], values[0])
+        like = {name: p.detach() for name, p in wanted.items()}
+        value = sum(values[1:], values[0])
+        found, self._value = together.mean_by_hooks(found, like, value, self._batch, frozenset(problem.omega))
         if omega:
             own = {name: found[name] for name in self._problem.omega}
             self._by_omega = passes.filled(_reached(own, self._name), self._at.omega)
@@ -122,9 +131,9 @@ class ModelView:
             self.reads_lam = any(g is not None for g in by_lam)
             self._by_lam = passes.filled(by_lam, self._at.lam)
 
-    def _evaluate(self, part: Batch) -> Tensor:
+    def _evaluate(self, model: Any, part: Batch) -> Tensor:
         try:
-            value = self._loss(self._problem.model, self._problem.outer, part)
+            value = self._loss(model, self._problem.outer, part)
         except Exception as error:
             error.add_note(f"(raised while the {self._name} was called with the model, the outer modules and a batch)")
             if "not differentiable with respect to argument 'weight'" in str(error):
@@ -158,13 +167,21 @@ class ExactModelView(ModelView):
         found = []
         with problem.standing(self._at):
             for part in parts:
+                own, share = problem.together.share(part)
                 with problem.passing(self._how, tracks=False):
-                    by_lam = torch.autograd.grad(self._evaluate(part), lam, create_graph=True, allow_unused=True)
+                    value = self._shared(own, share)
+                    by_lam = torch.autograd.grad(value, lam, create_graph=True, allow_unused=True)
                     pulled = passes.vjp(
                         passes.reached(by_lam), [u[name] for name in problem.lam], list(problem.omega.values())
                     )
                     found.append(passes.filled(pulled, self._at.omega))
-        return _mean(found)
+        (by_omega,), _ = problem.together.mean_of([_mean(found)], value.detach(), self._batch)
+        return by_omega
+
+    def _shared(self, part: Batch, share: float) -> Tensor:
+        """G on this rank's share, without hooks that know of one derivative alone."""
+        value = self._evaluate(self._problem.together.bare(self._problem.model), part)
+        return value if share == 1.0 else value * share
 
     def _products(self, v: Tree, *, omega: bool, lam: bool, look: bool = False) -> tuple[Tree, Tree]:
         """H v and J v; the gradient is left on the way."""
@@ -179,8 +196,9 @@ class ExactModelView(ModelView):
         with problem.standing(self._at):
             tracks = problem.tracks(self._name)
             for part in parts:
+                samples, share = problem.together.share(part)
                 with problem.passing(self._how, tracks=tracks):
-                    value = self._evaluate(part)
+                    value = self._shared(samples, share)
                     grads: Sequence[Tensor | None] = [None] * len(own)
                     if value.requires_grad:
                         grads = torch.autograd.grad(value, own, create_graph=True, allow_unused=True)
@@ -195,9 +213,11 @@ class ExactModelView(ModelView):
                     by_omega = passes.filled(found[:n], self._at.omega) if omega else {}
                     by_lam = passes.filled(found[n:], self._at.lam) if lam else {}
                     products.append((by_omega, by_lam))
-        self._value = sum(values[1:], values[0]) / len(parts)
-        self._by_omega = {name: t.detach() for name, t in _mean(gradients).items()}
-        return _mean([p[0] for p in products]), _mean([p[1] for p in products])
+        trees = [_mean(gradients), _mean([p[0] for p in products]), _mean([p[1] for p in products])]
+        value = sum(values[1:], values[0]) / len(parts)
+        (gradient, by_omega, by_lam), self._value = problem.together.mean_of(trees, value, self._batch)
+        self._by_omega = {name: t.detach() for name, t in gradient.items()}
+        return by_omega, by_lam
 
 
 _OUTER = "outer."

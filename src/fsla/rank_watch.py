@@ -1,0 +1,149 @@
+"""A rank that does not come: every rank tells the others how far it is, and one that all wait for is named.
+
+A thread of each process writes, now and then, how many messages it has begun, into the store at which the ranks met,
+and reads what the others wrote. Where nobody has begun one for a while, the others wait for those that began the
+fewest, or for those that write nothing any more. They are named, and after the timeout the process ends: torchrun then
+ends the rest, or starts all anew (--max-restarts).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import sys
+import threading
+from collections.abc import Callable
+from datetime import timedelta
+from time import monotonic
+from typing import Any
+
+import torch.distributed as dist
+from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
+
+TIMEOUT = "FSLA_RANK_TIMEOUT"
+"""In the environment: seconds after which a rank that all others wait for is reported, and the run ended."""
+BEATS = 8
+"""How often a rank writes within the timeout."""
+FAILED = 70
+
+
+def start(rank: int, world: int, seconds: float, messages: Callable[[], int]) -> None:
+    """Watches the ranks until this process ends; where their store is unknown, nothing is watched.
+
+    Args:
+        messages: how many this rank has begun.
+    """
+    address = os.environ.get("MASTER_ADDR")
+    port = os.environ.get("MASTER_PORT")
+    if not address or not port:
+        return
+    try:
+        found = store(address, int(port), hosted=False, timeout=timedelta(seconds=min(seconds, 30.0)))
+    except (dist.DistError, RuntimeError, ValueError):
+        return
+    watch = _Watch(rank, world, seconds, messages, PrefixStore("watch", found))
+    threading.Thread(target=watch.run, name="fsla rank watch", daemon=True).start()
+
+
+def store(address: str, port: int, *, hosted: bool, timeout: timedelta) -> Store:
+    """The store at which ranks meet. What an attempt wrote that failed is out of sight of the next one.
+
+    Args:
+        hosted: whether this process offers it, where torchrun does not.
+    """
+    own = hosted and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
+    tcp = TCPStore(address, port, is_master=own, wait_for_workers=False, timeout=timeout, multi_tenant=own)
+    return PrefixStore(f"fsla/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", tcp)
+
+
+class Positions:
+    """Where each rank was last seen, and for how long the run stands."""
+
+    def __init__(self, world: int, now: float) -> None:
+        self._seen: list[dict[str, Any] | None] = [None] * world
+        self._changed = [now] * world
+        self._moved = now
+
+    def look(self, rank: int, found: dict[str, Any], now: float) -> None:
+        before = self._seen[rank]
+        if before is None or before["beat"] != found["beat"]:
+            self._changed[rank] = now
+        if before is None or before["messages"] != found["messages"]:
+            self._moved = now
+        self._seen[rank] = found
+
+    def stands_s(self, now: float) -> float:
+        return now - self._moved
+
+    def awaited(self, now: float, silence: float) -> list[int]:
+        """The ranks that the others wait for; none where all are alike."""
+        known = [(rank, found) for rank, found in enumerate(self._seen) if found is not None]
+        silent = [rank for rank, _ in known if now - self._changed[rank] > silence]
+        if silent:
+            return silent
+        fewest = min((found["messages"] for _, found in known), default=0)
+        behind = [rank for rank, found in known if found["messages"] == fewest]
+        return behind if len(behind) < len(known) else []
+
+    def name(self, rank: int) -> str:
+        found = self._seen[rank]
+        return f"rank {rank} ({'' if found is None else found['name']})"
+
+
+class _Watch:
+    def __init__(self, rank: int, world: int, seconds: float, messages: Callable[[], int], store: Store) -> None:
+        self._rank = rank
+        self._world = world
+        self._seconds = seconds
+        self._messages = messages
+        self._store = store
+        self._name = f"{socket.gethostname()}, process {os.getpid()}"
+        self._beat = 0
+        self._warned = False
+        self._positions = Positions(world, monotonic())
+
+    def run(self) -> None:
+        pause = threading.Event()
+        while not pause.wait(self._seconds / BEATS):
+            try:
+                self._tell()
+                self._read()
+            except (dist.DistError, RuntimeError, ValueError):
+                return  # the store is gone: the run ends
+            self._judge(monotonic())
+
+    def _tell(self) -> None:
+        self._beat += 1
+        own = {"name": self._name, "messages": self._messages(), "beat": self._beat}
+        self._store.set(str(self._rank), json.dumps(own))
+
+    def _read(self) -> None:
+        for rank in range(self._world):
+            if self._store.check([str(rank)]):
+                self._positions.look(rank, json.loads(self._store.get(str(rank))), monotonic())
+
+    def _judge(self, now: float) -> None:
+        stands = self._positions.stands_s(now)
+        awaited = self._positions.awaited(now, self._seconds / 2)
+        if stands < self._seconds / 2 or not awaited:
+            self._warned = False
+            return
+        others = [rank for rank in range(self._world) if rank not in awaited]
+        names = " and ".join(self._positions.name(rank) for rank in awaited)
+        speaks = bool(others) and self._rank == others[0]
+        if stands >= self._seconds:
+            if speaks:
+                _say(
+                    f"{names} did not come within {self._seconds:g} seconds, and all other ranks wait. The run ends; "
+                    "with a folder it goes on from its last checkpoint when it is started again. If a step may take "
+                    f"as long, set {TIMEOUT} to more seconds."
+                )
+            os._exit(FAILED)
+        if speaks and not self._warned:
+            _say(f"all ranks have waited for {stands:.0f} seconds for {names}.")
+            self._warned = True
+
+
+def _say(text: str) -> None:
+    print(f"fsla: {text}", file=sys.stderr, flush=True)

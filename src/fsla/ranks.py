@@ -1,0 +1,290 @@
+"""The processes of one run: which of them this one is, what they tell each other, and what they must agree on.
+
+    torchrun --nproc-per-node 4 train.py
+
+torchrun says in the environment who is who; `join` reads that, and where nothing was started there is rank 0 of 1, for
+which every call here is the identity. Messages between ranks are tensors, or plain values as JSON; nothing is pickled.
+"""
+
+from __future__ import annotations
+
+import atexit
+import hashlib
+import json
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, NoReturn, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from fsla import rank_watch
+from fsla.rank_watch import TIMEOUT
+
+T = TypeVar("T")
+USUAL_TIMEOUT = 300.0
+_NEEDED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+
+
+class RankError(RuntimeError):
+    """Ranks that cannot find each other, do not agree, or wait for one that does not come."""
+
+
+class Ranks:
+    """The processes that work on one run, seen from one of them."""
+
+    def __init__(self, rank: int = 0, world: int = 1) -> None:
+        self.rank = rank
+        self.world = world
+        self.messages = 0
+        """How many were sent; each begins by being counted, so that the rank with the fewest is the one awaited."""
+        self.bytes = 0
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this is the rank that writes and speaks."""
+        return self.rank == 0
+
+    def total(self, x: Tensor) -> Tensor:
+        """The sum of x over the ranks, in place."""
+        if self.world > 1:
+            self._count(x)
+            dist.all_reduce(x)
+        return x
+
+    def copy_from(self, source: int, tensors: Sequence[Tensor]) -> None:
+        """Sets tensors to those of a rank, in place; one message for each dtype and device."""
+        kinds: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
+        for t in tensors if self.world > 1 else ():
+            kinds.setdefault((t.dtype, t.device), []).append(t)
+        for alike in kinds.values():
+            flat = torch.cat([t.detach().reshape(-1) for t in alike])
+            self._count(flat)
+            dist.broadcast(flat, source)
+            with torch.no_grad():
+                for t, part in zip(alike, torch.split(flat, [t.numel() for t in alike]), strict=True):
+                    t.copy_(part.view(t.shape))
+
+    def gather(self, value: Any) -> list[Any]:
+        """A plain value (numbers, strings, lists and mappings of these) of each rank."""
+        if self.world == 1:
+            return [value]
+        own = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8).to(_device())
+        sizes = [torch.zeros(1, dtype=torch.int64, device=own.device) for _ in range(self.world)]
+        self._count(sizes[0])
+        dist.all_gather(sizes, torch.tensor([len(own)], device=own.device))
+        longest = max(int(size) for size in sizes)
+        padded = torch.cat([own, own.new_zeros(longest - len(own))])
+        parts = [torch.empty_like(padded) for _ in range(self.world)]
+        self._count(padded)
+        dist.all_gather(parts, padded)
+        return [json.loads(part[: int(size)].cpu().numpy().tobytes()) for part, size in zip(parts, sizes, strict=True)]
+
+    def from_first(self, value: T) -> T:
+        """A plain value as rank 0 has it: for what is read from a clock, or may come out differently elsewhere."""
+        if self.world == 1:
+            return value
+        text = json.dumps(value).encode() if self.is_first else b""
+        size = torch.tensor([len(text)], device=_device())
+        self.copy_from(0, [size])
+        sent = torch.frombuffer(bytearray(text or bytes(int(size))), dtype=torch.uint8).to(_device())
+        self.copy_from(0, [sent])
+        found: T = json.loads(sent.cpu().numpy().tobytes())
+        return found
+
+    def most(self, numbers: Sequence[int]) -> list[int]:
+        """The largest that any rank has, of each number."""
+        found = [int(number) for number in numbers]
+        if self.world == 1:
+            return found
+        told = torch.tensor(found, device=_device())
+        self._count(told)
+        dist.all_reduce(told, dist.ReduceOp.MAX)
+        return [int(number) for number in told.tolist()]
+
+    def first(self, action: Callable[[], T], *, shown: tuple[type[Exception], ...] = (Exception,)) -> T:
+        """What rank 0's action returns, a plain value; where it raises there, the other ranks end too."""
+        if self.world == 1:
+            return action()
+        value: Any = None
+        failed: Exception | None = None
+        if self.is_first:
+            try:
+                value = action()
+            except shown as error:
+                failed = error
+        self.all_well(failed)
+        found: T = self.from_first(value)
+        return found
+
+    def all_well(self, failed: Exception | None) -> None:
+        """Raises where any rank failed: each its own error, and SystemExit on the others; rank 0 names who failed."""
+        if self.world == 1:
+            if failed is not None:
+                raise failed
+            return
+        texts = self.gather(None if failed is None else f"{type(failed).__name__}: {failed}")
+        if failed is not None and (self.is_first or texts[0] is None):
+            raise failed
+        for rank, text in enumerate(texts):
+            if text is not None:
+                if self.is_first:
+                    raise RankError(f"Rank {rank} cannot go on, and with it the run: {text}")
+                raise SystemExit(1)
+
+    def agree(self, known: Mapping[str, Any], what: str) -> None:
+        """Raises unless all ranks say the same of everything that is named; rank 0 says what differs."""
+        said = self.gather({name: json.dumps(value, sort_keys=True) for name, value in known.items()})
+        names = list(dict.fromkeys(name for own in said for name in own))
+        differ = [name for name in names if len({own.get(name) for own in said}) > 1]
+        if not differ:
+            return
+        shown = "; ".join(f"{name}: {_by_value([own.get(name) for own in said])}" for name in differ[:4])
+        more = f"; and {len(differ) - 4} more" if len(differ) > 4 else ""
+        self.refuse(
+            f"All ranks must have the same {what}. These differ: {shown}{more}. Start the same program, with the same "
+            "settings and data, on every machine."
+        )
+
+    def refuse(self, text: str) -> NoReturn:
+        """Ends all ranks, each of which must call this; rank 0 says why."""
+        if self.is_first:
+            raise RankError(text)
+        raise SystemExit(1)
+
+    def wait(self) -> None:
+        """Until all ranks are here."""
+        if self.world > 1:
+            self.total(torch.zeros(1, device=_device()))
+
+    def _count(self, x: Tensor) -> None:
+        self.messages += 1
+        self.bytes += x.numel() * x.element_size()
+
+
+ALONE = Ranks()
+_joined: Ranks | None = None
+
+
+def join() -> Ranks:
+    """The ranks that this process is one of: those of torch.distributed where it is set up, else those that torchrun
+    started, else this process alone."""
+    global _joined
+    if dist.is_available() and dist.is_initialized():
+        rank, world = dist.get_rank(), dist.get_world_size()
+        if _joined is None or (_joined.rank, _joined.world) != (rank, world):
+            _joined = _watched(Ranks(rank, world))
+        return _joined
+    if os.environ.get("WORLD_SIZE", "1") in ("", "1"):
+        return ALONE
+    _connect()
+    return join()
+
+
+def device() -> torch.device:
+    """Where this rank computes: its own GPU where it has one, else the CPU."""
+    if not torch.cuda.is_available():
+        return torch.device("cpu")
+    local = int(os.environ.get("LOCAL_RANK", "0"))
+    if local >= torch.cuda.device_count():
+        raise RankError(
+            f"Each process of a machine must have a GPU of its own. This is number {local} (from 0) of a machine with "
+            f"{torch.cuda.device_count()}. Start fewer with --nproc-per-node, or set CUDA_VISIBLE_DEVICES='' to use "
+            "CPUs."
+        )
+    torch.cuda.set_device(local)
+    return torch.device("cuda", local)
+
+
+def timeout_s() -> float:
+    text = os.environ.get(TIMEOUT, "")
+    try:
+        seconds = float(text) if text else USUAL_TIMEOUT
+    except ValueError:
+        seconds = 0.0
+    if not seconds > 0:
+        raise RankError(f"{TIMEOUT} must be a number of seconds above zero. Got {text!r}.")
+    return seconds
+
+
+def _connect() -> None:
+    missing = [name for name in _NEEDED if not os.environ.get(name)]
+    if missing:
+        raise RankError(
+            f"WORLD_SIZE={os.environ['WORLD_SIZE']} says that this is one of several processes, and they cannot meet "
+            f"without {', '.join(missing)}. Start the program with torchrun --nproc-per-node N, which sets them, or "
+            "unset WORLD_SIZE to run it alone."
+        )
+    rank, world, local = os.environ["RANK"], os.environ["WORLD_SIZE"], os.environ.get("LOCAL_RANK", "0")
+    if not (rank.isdigit() and world.isdigit() and local.isdigit() and int(rank) < int(world)):
+        raise RankError(
+            f"RANK, from 0, must be below WORLD_SIZE. Got RANK={rank}, WORLD_SIZE={world}, LOCAL_RANK={local}. Start "
+            "the program with torchrun, which sets them."
+        )
+    own = device()
+    backend = "cpu:gloo,cuda:nccl" if own.type == "cuda" else "gloo"
+    address, port = os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]
+    timeout = timedelta(seconds=timeout_s())
+    try:
+        store = rank_watch.store(address, int(port), hosted=rank == "0", timeout=timeout)
+        dist.init_process_group(
+            backend,
+            store=store,
+            rank=int(rank),
+            world_size=int(world),
+            timeout=2 * timeout,  # the watch comes first
+        )
+    except (dist.DistError, RuntimeError, ValueError) as error:
+        raise RankError(
+            f"Rank {rank} of {world} must meet the others at {address}:{port}, and cannot within "
+            f"{timeout.total_seconds():g} seconds ({str(error).splitlines()[0]}). Check that all of them were started, "
+            "and that this machine reaches that address."
+        ) from None
+    atexit.register(_leave)
+
+
+def _leave() -> None:
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def _watched(ranks: Ranks) -> Ranks:
+    if ranks.world > 1:
+        rank_watch.start(ranks.rank, ranks.world, timeout_s(), lambda: ranks.messages)
+        ranks.agree(_code(), "code")
+    return ranks
+
+
+def _code() -> dict[str, str]:
+    """What runs here, in short: this package, torch, and the program that was started."""
+    package = Path(__file__).parent
+    own = hashlib.blake2b(digest_size=8)
+    for path in sorted(package.rglob("*.py")):
+        own.update(path.read_bytes())
+    program = Path(sys.argv[0])
+    started = program.read_bytes() if program.is_file() else b""
+    return {
+        "fsla": own.hexdigest(),
+        "torch": torch.__version__,
+        "program": f"{program.name} {hashlib.blake2b(started, digest_size=8).hexdigest()}",
+    }
+
+
+def _device() -> torch.device:
+    """Where small messages travel from: the CPU where its tensors can be sent."""
+    if "gloo" in dist.get_backend_config():
+        return torch.device("cpu")
+    return torch.device("cuda", torch.cuda.current_device())
+
+
+def _by_value(values: Sequence[str | None]) -> str:
+    """Who has what, the ranks that agree together."""
+    ranks: dict[str, list[str]] = {}
+    for rank, value in enumerate(values):
+        short = "nothing" if value is None else value if len(value) <= 60 else f"{value[:57]}..."
+        ranks.setdefault(short, []).append(str(rank))
+    return ", ".join(f"{value} on rank {' '.join(those)}" for value, those in ranks.items())

@@ -1,0 +1,219 @@
+"""Started by torchrun: the front end in several processes, in whatever way the first argument says."""
+
+import json
+import os
+import signal
+import sys
+import threading
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+
+import fsla
+from fsla import ranks
+from support import F64, normal
+
+ROWS = 96
+X = normal(ROWS, 6, seed=1)
+Y = torch.arange(ROWS) % 3
+X_TRUSTED = normal(48, 6, seed=2)
+Y_TRUSTED = torch.arange(48) % 3
+
+
+def network(kind):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 3)).to(F64)
+    if kind == "replicas":
+        return DistributedDataParallel(model)
+    if kind == "shards":
+        for layer in model:
+            if isinstance(layer, nn.Linear):
+                fully_shard(layer)
+        return fully_shard(model)
+    return model
+
+
+def inner_loss(model, weights, batch):
+    x, y, i = batch
+    return (weights(i) * nn.functional.cross_entropy(model(x), y, reduction="none")).mean()
+
+
+def outer_loss(model, weights, batch):
+    return nn.functional.cross_entropy(model(batch[0]), batch[1])
+
+
+def values(model, weights):
+    parts = [p.full_tensor() if hasattr(p, "full_tensor") else p for p in model.parameters()]
+    return torch.cat([*(p.detach().reshape(-1) for p in parts), weights.logit.detach()])
+
+
+def sgd(rate):
+    return lambda parameters: torch.optim.SGD(parameters, lr=rate)
+
+
+GIVEN = {"optimizer": sgd(0.1), "adjoint_optimizer": sgd(0.1), "outer_optimizer": sgd(0.5)}
+CASES = {
+    "storm, exact": (fsla.FSLA, {"momentum": "storm", "products": "exact", **GIVEN}),
+    "soba, exact": (fsla.SOBA, {"products": "exact", **GIVEN}),
+    "ma-soba, differences": (fsla.MASOBA, {"products": "difference", **GIVEN}),
+    "automatic, exact": (fsla.FSLA, {"products": "auto"}),
+    "automatic, differences": (fsla.FSLA, {"products": "difference", "momentum": "average"}),
+}
+
+
+def path(kind, algorithm, options, steps, *, alone=False):
+    """λ and ω after each step, on batches that do not divide evenly and, under STORM, on one sample."""
+    model = network(kind)
+    weights = fsla.SampleWeights(ROWS).to(F64)
+    opt = algorithm(model, weights, inner_loss=inner_loss, outer_loss=outer_loss, **options)
+    if alone:
+        opt.problem.together.ranks = ranks.ALONE
+    generator = torch.Generator().manual_seed(3)
+
+    def draw(inner, outer):
+        i = torch.randint(ROWS, (inner,), generator=generator)
+        j = torch.randint(48, (outer,), generator=generator)
+        return (X[i], Y[i], i), (X_TRUSTED[j], Y_TRUSTED[j])
+
+    found = []
+    for k in range(steps):
+        fresh = draw(5, 1) if options.get("momentum") == "storm" else None
+        opt.step(*draw(16, 7), fresh=fresh, seed=k)
+        found.append(values(model, weights))
+    return torch.stack(found)
+
+
+def trajectories(out, steps):
+    here = ranks.join()
+    gaps = {}
+    for name, (algorithm, options) in CASES.items():
+        alone = path("plain", algorithm, options, steps, alone=True)
+        for kind in ("plain", "replicas", "shards"):
+            if kind == "shards" and "exact" in name:
+                continue
+            together = path(kind, algorithm, options, steps)
+            gaps[f"{name}, {kind}"] = float((alone - together).abs().max())
+    gaps["moved"] = float((alone[-1] - alone[0]).abs().max())
+    if here.is_first:
+        Path(out).write_text(json.dumps(gaps))
+
+
+def fit(out, folder, kind, steps, kills="", batches="whole"):
+    """A run of fit, in which one rank is killed at the given message of each attempt ("rank:message,…")."""
+    here = ranks.join()
+    attempt = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
+    model = network(kind)
+    weights = fsla.SampleWeights(ROWS).to(F64)
+    opt = fsla.FSLA(
+        model,
+        weights,
+        inner_loss=inner_loss,
+        outer_loss=outer_loss,
+        products="difference",
+        momentum="average",
+        batches=batches,
+    )
+    torch.manual_seed(5 if here.is_first else 99)  # rank 0's holds
+    mixed = TensorDataset(X, Y, torch.arange(ROWS))
+    train = DataLoader(mixed, batch_size=10, shuffle=True)
+    if batches == "shares":
+        train = DataLoader(mixed, batch_size=5, sampler=DistributedSampler(mixed, seed=7))
+    trusted = DataLoader(TensorDataset(X_TRUSTED, Y_TRUSTED), batch_size=7, shuffle=True)
+    plan = [kill.split(":") for kill in kills.split(",") if kill]
+    if attempt < len(plan) and int(plan[attempt][0]) == here.rank:
+        die_at(here, int(plan[attempt][1]))
+    before = here.messages
+
+    def evaluate(model):
+        return {"loss": float(nn.functional.cross_entropy(model(X_TRUSTED), Y_TRUSTED))}
+
+    history = fsla.fit(
+        opt,
+        train,
+        trusted,
+        steps=steps,
+        folder=folder,
+        save_every=4,
+        evaluate=evaluate,
+        evaluate_every=5,
+        progress=False,
+    )
+    found = values(model, weights)
+    if here.is_first:
+        told = {"steps": history.step, "resumed_from": history.resumed_from, "messages": here.messages - before}
+        told |= {"records": history.records, "values": found.tolist()}
+        Path(out).write_text(json.dumps(told))
+
+
+def die_at(here, message):
+    """Kills this process as it begins a message, counted from now."""
+    count, last = here._count, here.messages + message
+
+    def counted(x):
+        count(x)
+        if here.messages >= last:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    here._count = counted
+
+
+def begin(weights, **options):
+    options = {"inner_loss": inner_loss, "outer_loss": outer_loss, "products": "difference"} | options
+    return fsla.SOBA(network(options.pop("kind", "plain")), weights, **options)
+
+
+def wrong(out, *uses):
+    """Wrong uses of several processes: all that are named, one after the other, or the last to its end."""
+    here = ranks.join()
+    told = {}
+    for what in uses:
+        try:
+            use_wrongly(here, what)
+        except (RuntimeError, ValueError, TypeError, SystemExit) as error:
+            if len(uses) == 1:
+                raise
+            told[what] = f"{type(error).__name__}: {error}"
+    Path(f"{out}{here.rank}").write_text(json.dumps(told))
+
+
+def use_wrongly(here, what):
+    inner, outer = (X[:8], Y[:8], torch.arange(8)), (X_TRUSTED, Y_TRUSTED)
+    weights = fsla.SampleWeights(ROWS + (here.rank if what == "data" else 0)).to(F64)
+    if what == "settings":
+        begin(weights, products="difference" if here.rank else "exact")
+    if what == "data":
+        begin(weights)
+    if what == "exact":
+        begin(weights, kind="shards", products="exact")
+    if what == "uneven":
+        size = 8 - here.rank
+        begin(weights, batches="shares").step((X[:size], Y[:size], torch.arange(size)), outer)
+    if what == "unsplit":
+        begin(weights).step(({"texts": "no tensors"},), outer)
+    if what == "batches":
+        other = (X[8:16], Y[8:16], torch.arange(8, 16)) if here.rank else inner
+        fsla.fit(begin(weights), [other], [outer], steps=2, progress=False)
+    if what == "sampler":
+        mixed = TensorDataset(X, Y, torch.arange(ROWS))
+        loader = DataLoader(mixed, sampler=DistributedSampler(mixed))
+        fsla.fit(begin(weights), loader, [outer], steps=2, progress=False)
+    if what == "hang":
+        opt = begin(weights)
+        opt.step(inner, outer)
+        if here.rank == 1:
+            threading.Event().wait()
+        opt.step(inner, outer)
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    what, *arguments = sys.argv[1:]
+    given = [int(text) if text.isdigit() else text for text in arguments]
+    {"trajectories": trajectories, "fit": fit, "wrong": wrong}[what](*given)
+    if dist.is_initialized():
+        dist.destroy_process_group()

@@ -1,0 +1,210 @@
+"""Several processes as torchrun starts them: the numbers of one, whatever is killed, and clear words for wrong use."""
+
+import json
+import random
+import shutil
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from fsla import ranks
+from fsla.checkpoint import CheckpointError
+from fsla.checkpoint_folder import load_folder
+from fsla.rank_watch import Positions
+from launch import torchrun
+
+PROGRAM = "front_program.py"
+STEPS = 24
+
+
+def gap(found, expected):
+    assert len(found["values"]) == len(expected["values"])
+    return max(abs(a - b) for a, b in zip(found["values"], expected["values"], strict=True))
+
+
+def fitted(folder, *arguments, name="run", kind="plain", steps=STEPS, **options):
+    out = folder / f"{name}.json"
+    torchrun(PROGRAM, "fit", out, folder / name, kind, steps, *arguments, **options)
+    return json.loads(out.read_text())
+
+
+@pytest.mark.parametrize(
+    ("processes", "steps"), [pytest.param(2, 25), pytest.param(4, 200, marks=pytest.mark.slow)], ids=["two", "four"]
+)
+def test_a_model_on_several_ranks_takes_the_steps_of_one(processes, steps, tmp_path):
+    """Plain, with DistributedDataParallel, and in shards with differences."""
+    torchrun(PROGRAM, "trajectories", tmp_path / "gaps", steps, processes=processes)
+    gaps = json.loads((tmp_path / "gaps").read_text())
+    assert gaps.pop("moved") > 0.02
+    assert len(gaps) == 12
+    exact = {name: found for name, found in gaps.items() if "exact" in name}
+    assert max(exact.values()) < 1e-13, gaps
+    assert max(gaps.values()) < 1e-9, gaps
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("undisturbed")
+
+
+@pytest.fixture(scope="module")
+def undisturbed(folder):
+    return fitted(folder)
+
+
+def test_a_killed_rank_changes_nothing(undisturbed, tmp_path):
+    """Three kills, in three attempts, at moments from all over the run."""
+    draw = random.Random(0)
+    last = undisturbed["messages"]
+    kills = [f"{draw.randrange(2)}:{draw.randrange(1, last - 1)}" for _ in range(3)]
+    found = fitted(tmp_path, ",".join(kills), restarts=3)
+    assert found["values"] == undisturbed["values"]
+    assert found["records"] == undisturbed["records"]
+    assert found["steps"] == STEPS
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["plain", "shards"])
+def test_ten_kills_change_nothing(kind, tmp_path):
+    expected = fitted(tmp_path, name="undisturbed", kind=kind, steps=60)
+    draw = random.Random(1)
+    for number in range(10):
+        kill = f"{draw.randrange(2)}:{draw.randrange(1, expected['messages'] - 1)}"
+        found = fitted(tmp_path, kill, name=f"run{number}", kind=kind, steps=60, restarts=1)
+        assert found["values"] == expected["values"], kill
+        assert found["records"] == expected["records"], kill
+
+
+def test_a_run_goes_on_with_another_number_of_ranks(undisturbed, tmp_path):
+    """Two ranks, then one, then three."""
+    first = fitted(tmp_path, steps=8)
+    assert first["resumed_from"] is None
+    out = tmp_path / "run.json"
+    program = [sys.executable, __file__.replace("test_ranks.py", PROGRAM)]
+    subprocess.run([*program, "fit", str(out), str(tmp_path / "run"), "plain", "16"], check=True, timeout=300)
+    assert json.loads(out.read_text())["resumed_from"] == 8
+    found = fitted(tmp_path, processes=3)
+    assert found["resumed_from"] == 16
+    assert gap(found, undisturbed) < 1e-9
+    assert [record["step"] for record in found["records"]] == [5, 8, 10, 15, 16, 20, 24]
+
+
+def test_shards_are_written_by_each_and_read_by_more(undisturbed, tmp_path):
+    first = fitted(tmp_path, kind="shards", steps=8)
+    assert first["steps"] == 8
+    shards = list((tmp_path / "run" / "checkpoint-00000008").glob("shard-*"))
+    assert len(shards) == 2
+    found = fitted(tmp_path, kind="shards", processes=3)
+    assert found["resumed_from"] == 8
+    assert gap(found, undisturbed) < 1e-9
+
+
+def test_ranks_that_bring_their_own_shares(tmp_path):
+    first = fitted(tmp_path, "", "shares", steps=8)
+    assert first["steps"] == 8
+    told = torchrun(
+        PROGRAM, "fit", tmp_path / "x", tmp_path / "run", "plain", 12, "", "shares", processes=3, succeeds=False
+    )
+    assert told.count("ranks that bring their own shares: 2 there, 3 wanted") == 1, told[-3000:]
+
+
+WRONG = {
+    "settings": 'RankError: All ranks must have the same model and settings. These differ: products: "exact" on rank 0',
+    "data": "RankError: All ranks must have the same model and settings",
+    "uneven": "RankError: With batches='shares' all ranks must bring as many samples. Got 8, 7 by rank.",
+    "batches": "RankError: All ranks must have the same batches. These differ: inner batch",
+    "sampler": "RankError: train_loader must give every rank the same batches",
+    "unsplit": "TypeError: A batch that is shared out among ranks must be tensors",
+    "exact": "ValueError: A model in shards, as fully_shard makes it, must have products='difference'",
+}
+
+
+def test_wrong_use_is_said_by_rank_0(tmp_path):
+    torchrun(PROGRAM, "wrong", tmp_path / "told", *WRONG)
+    first, second = (json.loads((tmp_path / f"told{rank}").read_text()) for rank in (0, 1))
+    for what, match in WRONG.items():
+        assert first[what].startswith(match), first[what]
+        assert second[what] == "SystemExit: 1" or not match.startswith("RankError")
+
+
+def test_wrong_use_ends_all_with_one_message():
+    told = torchrun(PROGRAM, "wrong", "", "uneven", succeeds=False)
+    assert told.count("Give the loaders drop_last=True") == 1
+
+
+def test_a_rank_that_hangs_is_named():
+    told = torchrun(PROGRAM, "wrong", "", "hang", succeeds=False, FSLA_RANK_TIMEOUT="4")
+    assert "rank 1 (" in told
+    assert "did not come within 4 seconds" in told
+
+
+def test_positions_tell_who_is_awaited():
+    seen = Positions(3, now=0.0)
+    for rank, messages in enumerate((7, 5, 7)):
+        seen.look(rank, {"name": f"host{rank}, process 1", "messages": messages, "beat": 1}, now=1.0)
+    assert seen.stands_s(11.0) == 10.0
+    assert seen.awaited(2.0, silence=5.0) == [1]
+    assert seen.name(1) == "rank 1 (host1, process 1)"
+    for rank in (0, 1):
+        seen.look(rank, {"name": "", "messages": 7, "beat": 2}, now=8.0)
+    assert seen.awaited(9.0, silence=5.0) == [2]  # it writes nothing any more
+    seen.look(2, {"name": "", "messages": 7, "beat": 2}, now=9.0)
+    assert seen.awaited(9.0, silence=5.0) == []
+
+
+def test_alone_everything_is_the_identity():
+    here = ranks.join()
+    assert (here.rank, here.world, here.is_first) == (0, 1, True)
+    assert here.gather(3) == [3]
+    assert here.from_first("x") == "x"
+    assert here.most([2, True]) == [2, 1]
+    here.agree({"a": 1}, "things")
+    here.wait()
+    with pytest.raises(ValueError, match="no"):
+        here.all_well(ValueError("no"))
+    assert float(here.total(torch.tensor(2.0))) == 2.0
+
+
+@pytest.mark.parametrize(
+    ("environment", "match"),
+    [
+        (
+            {"WORLD_SIZE": "2"},
+            "they cannot meet without RANK, MASTER_ADDR, MASTER_PORT. Start the program with torchrun",
+        ),
+        ({"WORLD_SIZE": "2", "RANK": "2", "MASTER_ADDR": "x", "MASTER_PORT": "1"}, "RANK, from 0, must be below"),
+        (
+            {"WORLD_SIZE": "2", "RANK": "1", "MASTER_ADDR": "localhost", "MASTER_PORT": "9", "FSLA_RANK_TIMEOUT": "1"},
+            "Rank 1 of 2 must meet the others at localhost:9, and cannot within 1 seconds",
+        ),
+        (
+            {"WORLD_SIZE": "2", "RANK": "1", "MASTER_ADDR": "x", "MASTER_PORT": "9", "FSLA_RANK_TIMEOUT": "soon"},
+            "FSLA_RANK_TIMEOUT must be a number of seconds above zero. Got 'soon'.",
+        ),
+    ],
+)
+def test_a_missing_rendezvous_is_said(environment, match, monkeypatch):
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(ranks.RankError, match=match):
+        ranks.join()
+
+
+def test_a_damaged_folder_is_no_checkpoint(undisturbed, folder, tmp_path):
+    path = tmp_path / "copy"
+    shutil.copytree(folder / "run" / f"checkpoint-{STEPS:08}", path)
+    assert isinstance(load_folder(path, ranks.ALONE), dict)
+    shard = next(iter(sorted(path.glob("shard-*"))))
+    content = bytearray(shard.read_bytes())
+    content[-1] ^= 1
+    shard.write_bytes(content)
+    with pytest.raises(CheckpointError, match="is not what was written"):
+        load_folder(path, ranks.ALONE)
+    (path / "nest.json").write_text("{}")
+    with pytest.raises(CheckpointError, match="must be a checkpoint of the format"):
+        load_folder(path, ranks.ALONE)
+    (path / "nest.json").unlink()
+    with pytest.raises(CheckpointError, match="its nest cannot be read"):
+        load_folder(path, ranks.ALONE)
