@@ -11,13 +11,16 @@ but for the batch's rows. Sums with a tensor give a tensor; nothing of the lengt
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import TypeGuard, TypeVar, overload
+from typing import TYPE_CHECKING, TypeGuard, TypeVar, overload
 
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor, distribute_tensor
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor
 
 Scalar = float | Tensor
 
@@ -177,8 +180,9 @@ def norm(x: Leaves) -> Tensor:
 
 
 def is_sharded(t: object) -> TypeGuard[DTensor]:
-    """Whether a tensor is spread over several processes."""
-    return isinstance(t, DTensor)
+    """Whether a tensor is spread over several processes. The module that has such tensors takes long to import."""
+    module = sys.modules.get("torch.distributed.tensor")
+    return module is not None and isinstance(t, module.DTensor)
 
 
 def own(t: Tensor) -> Tensor:
@@ -191,6 +195,8 @@ def spread(t: Tensor, like: Tensor) -> Tensor:
     t = t.to(like.device, like.dtype)
     if not is_sharded(like):
         return t
+    from torch.distributed.tensor import distribute_tensor
+
     return distribute_tensor(t, like.device_mesh, like.placements, src_data_rank=None)
 
 

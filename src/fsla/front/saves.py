@@ -6,6 +6,7 @@ import re
 import shutil
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -14,7 +15,6 @@ import torch
 from torch import Tensor
 
 from fsla.checkpoint import CheckpointError, load_checkpoint, pack, save_checkpoint
-from fsla.checkpoint_folder import PART, FolderWriter, load_folder
 from fsla.front.base import OPTIMIZERS, Bilevel
 from fsla.front.feed import Feed, RandomState
 from fsla.front.model import named_tensors
@@ -60,7 +60,7 @@ class Saves:
         self._identity = identity(opt, schedulers, feeds, given)
         self._ranks.first(self._remove_parts)
         shared = self._ranks.world > 1 or opt.problem.together.sharded
-        self._writer = FolderWriter(self._ranks) if shared else None
+        self._writer = folders().FolderWriter(self._ranks) if shared else None
         self._ranks.agree(cast(dict[str, Any], self._identity), "run")
 
     def save(self, progress: Mapping[str, Plain]) -> Path:
@@ -96,7 +96,7 @@ class Saves:
 
     def _remove_parts(self) -> None:
         """What a run left that was killed while it wrote."""
-        for path in self._folder.glob(f"checkpoint-*{PART}"):
+        for path in self._folder.glob("checkpoint-*.part"):
             _remove(path)
 
     def check(self) -> None:
@@ -174,7 +174,7 @@ class Saves:
         saved: object = None
         if path.is_dir():
             mesh = next((p.device_mesh for p in self._opt.problem.omega.values() if is_sharded(p)), None)
-            saved = load_folder(path, ranks, mesh)
+            saved = folders().load_folder(path, ranks, mesh)
         progress: dict[str, Any] = {}
         try:
             saved = saved if path.is_dir() else load_checkpoint(path)
@@ -270,6 +270,11 @@ def set_tensors(saved: Mapping[str, Tensor], part: Any) -> None:
     with torch.no_grad():
         for name, t in own.items():
             t.copy_(saved[name])
+
+
+def folders() -> Any:
+    """What writes and reads the checkpoints of several ranks; it takes long to import."""
+    return import_module("fsla.checkpoint_folder")
 
 
 def _remove(path: Path) -> None:
