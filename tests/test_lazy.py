@@ -8,12 +8,13 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import fsla
 import lazy_program
-from fsla import LazyRows, Point, Sample, Shard, ShardSampler, WeightedProblem, algorithms
+from fsla import LazyRows, Point, Reduced, Sample, Shard, ShardSampler, Share, WeightedProblem, algorithms
 from fsla.checkpoint import CheckpointError, load_checkpoint, save_checkpoint
 from fsla.data import Sampler
 from fsla.decay import Decay, RowTable
@@ -22,7 +23,7 @@ from fsla.estimators import Tracked
 from fsla.projection import Ball, Box
 from fsla.rates import Schedule, constant
 from fsla.shard_files import load_shards, reshard, save_shards
-from fsla.tree import flatten
+from fsla.tree import dense, flatten
 from lazy_program import SAMPLES, gap, weighted
 from support import F64, normal
 
@@ -309,6 +310,69 @@ def test_a_sampler_makes_batches_of_any_form():
     assert torch.equal(2 * index, double)
     index, double = ShardSampler.whole(10, 2, 4, seed=0, take=lambda i: (i, 2 * i))()
     assert torch.equal(2 * index, double)
+
+
+@pytest.fixture
+def alone(tmp_path):
+    """A process group of one."""
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path / 'meet'}", rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def test_a_share_is_a_part_of_a_mean_whose_rows_stay(alone):
+    problem, at = weighted()
+    reduced = Reduced(problem)
+    v = {name: normal(*t.shape, seed=4) for name, t in at.omega.items()}
+    batch = torch.tensor([5, 7, 5])
+    part, whole = reduced.inner_at(at, Share(batch, 12)), problem.inner_at(at, batch)
+    h, j = part.hvp_cross(v)
+    expected_h, expected_j = whole.hvp_cross(v)
+    for found, expected in ((part.grad, whole.grad), (h, expected_h), (dense(j), dense(expected_j))):
+        assert gap(found, {name: t / 4 for name, t in expected.items()}) < 1e-14
+    sent = reduced.messages
+    assert j["w"].index.tolist() == [5, 7, 5]
+    part.cross(v)
+    assert reduced.messages == sent  # nothing of λ travels
+    nothing = reduced.inner_at(at, Share(batch[:0], 12))
+    assert not any(t.any() for t in nothing.grad.values())
+    assert len(nothing.cross(v)["w"].index) == 0
+    assert reduced.messages == sent + 1
+    for total in (2, 0):
+        with pytest.raises(ValueError, match=rf"must count the samples of all ranks. Got {total} with 3"):
+            reduced.inner_at(at, Share(batch, total))
+
+
+def test_rows_are_known_through_wrappers(alone):
+    problem, at = weighted()
+    v = {name: normal(*t.shape, seed=4) for name, t in at.omega.items()}
+    batch = torch.tensor([5, 7, 5])
+    damped = fsla.Damped(problem, 0.1)
+    reduced = Reduced(damped)
+    ours, theirs = reduced.inner_at(at, batch), damped.inner_at(at, batch)
+    for found, expected in zip(ours.hvp_cross(v), theirs.hvp_cross(v), strict=True):
+        assert gap(dense(found), dense(expected)) < 1e-14
+    assert reduced.messages == 1
+    view = reduced.outer_at(at, batch)
+    assert gap(view.d_omega, problem.outer_at(at, batch).d_omega) < 1e-14
+    assert len(view.d_lam["w"].index) == 0
+
+
+def test_a_weight_that_no_share_holds_waits_on_its_rank(alone):
+    """A rank that draws no sample in a step takes part in it all the same."""
+    algorithm = CASES["storm"]
+    problem, at = weighted()
+    first, second, third = samples(algorithm, 3)
+
+    def shares(xi, count):
+        own = {slot: Share(getattr(xi, slot)[:count], 8) for slot in ("inner", "hvp", "cross")}
+        return xi._replace(**own)
+
+    run = LazyRows(algorithm, problem, at, shares(first, 8), around=Reduced)
+    run.step(shares(second, 0))
+    assert len(run.state.at.lam["w"]) == 0
+    run.step(shares(third, 8))
+    assert run.k == 2
 
 
 def torchrun(count, *arguments):

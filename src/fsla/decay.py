@@ -129,11 +129,8 @@ class RowTable:
 
     @classmethod
     def begun(cls, lam: Tree, box: Box | None) -> RowTable:
-        """The rows of a run's start, as copies: λ in its box, d = 0."""
+        """The rows of a run's start, as copies, with d = 0. A row outside of the box enters it when first seen."""
         own = {name: t.detach().clone(memory_format=torch.contiguous_format) for name, t in lam.items()}
-        if box is not None:
-            for t in own.values():
-                t.clamp_(box.low, box.high)
         d = {name: torch.zeros_like(t) for name, t in own.items()}
         one = next(iter(own.values()))
         last = torch.zeros(len(one), dtype=torch.int32, device=one.device)

@@ -242,8 +242,9 @@ class LazyRows:
         self._index = self._owned(named)
 
     def _named(self, batch: Batch) -> Tensor:
-        """The numbers of a batch's samples."""
-        return self._rows(batch.batch if isinstance(batch, Share) else batch).long()
+        """The numbers of a batch's samples, where the rows are."""
+        index = self._rows(batch.batch if isinstance(batch, Share) else batch)
+        return index.to(self.table.last.device, torch.long)
 
     def _owned(self, index: Tensor) -> Tensor:
         """Where samples stand among this rank's."""

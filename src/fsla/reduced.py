@@ -15,7 +15,7 @@ and nothing of λ's length travels.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Self
+from typing import Any, Self
 
 import torch
 import torch.distributed as dist
@@ -61,12 +61,12 @@ class Reduced:
     def outer_at(self, at: Point, batch: Batch, seed: int | None = None) -> Outer:
         part = _Part(self, batch)
         view = self._problem.outer_at(at, part.batch, seed) if part.size else None
-        return _ReducedOuter(view, part, at, reads_lam=bool(getattr(self._problem, "direct", True)))
+        return _ReducedOuter(view, part, at, reads_lam=bool(_stated(self._problem, "direct", True)))
 
     def rows(self, batch: Batch) -> Tensor | None:
         """The rows of λ that a batch reads, where the problem knows them."""
         found: Tensor | None = None
-        rows = getattr(self._problem, "rows", None)
+        rows = _stated(self._problem, "rows", None)
         if rows is not None:
             found = rows(batch)
         return found
@@ -76,6 +76,13 @@ class Reduced:
         self.bytes += x.numel() * x.element_size()
         dist.all_reduce(x, group=self._group)
         return x
+
+
+def _stated(problem: Any, name: str, otherwise: object) -> Any:
+    """What a problem says of itself, through wrappers such as `fsla.GaussNewton`."""
+    while not hasattr(problem, name) and hasattr(problem, "problem"):
+        problem = problem.problem
+    return getattr(problem, name, otherwise)
 
 
 class _Part:
