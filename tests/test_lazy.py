@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import fsla
 import lazy_program
-from fsla import LazyRows, Point, Reduced, Sample, Shard, ShardSampler, Share, WeightedProblem, algorithms
+from fsla import LazyRows, Point, Reduced, Sample, Shard, ShardSampler, Share, WeightedProblem, algorithms, shard_files
 from fsla.checkpoint import CheckpointError, load_checkpoint, save_checkpoint
 from fsla.data import Sampler
 from fsla.decay import Decay, RowTable
@@ -404,17 +404,21 @@ def test_rows_on_several_ranks_take_the_steps_of_one_process(ran):
         assert row["messages"] == 3  # ∂_ω G, ∂_ω F and H v; nothing for the rows of J v
 
 
+def files(folder):
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+
+
 def test_a_run_is_resharded_to_one_rank_and_back(ran):
     world, folder = ran
     place = folder / "storm"
     algorithm = lazy_program.ALGORITHMS["storm"]
     problem, _ = weighted()
     alone = Shard(SAMPLES)
-    with pytest.raises(CheckpointError, match=rf"must be of 101 samples on 1 rank.*on {world} ranks.*reshard"):
+    with pytest.raises(CheckpointError, match=rf"must be of 1 rank, as this one is. It is of {world} ranks.*reshard"):
         load_shards(place, alone)
     saved = [load_shards(place, shard) for shard in Shard(SAMPLES, 0, world).all()]
     reshard(place, 1)
-    assert sorted(path.name for path in place.iterdir()) == ["latest.json", "step-200-rank-0-of-1.safetensors"]
+    assert files(place) == ["latest.json", "rank-0-of-1/step-200.safetensors"]
     one = load_shards(place, alone)
     assert one.also is None
     run = LazyRows.restored(algorithm, problem, one.run)
@@ -442,14 +446,36 @@ def test_what_is_no_saved_run_gets_one_message(tmp_path):
     run = LazyRows(algorithm, problem, at, samples(algorithm, 1)[0])
     save_shards(tmp_path, run, {"mine": normal(2)})
     assert torch.equal(load_shards(tmp_path, run.shard).also["mine"], normal(2))
+    with pytest.raises(CheckpointError, match=r"must be of 7 samples, as this one is. It is of 101"):
+        load_shards(tmp_path, Shard(7))
     with pytest.raises(ValueError, match=r"at most as many ranks. Got 102"):
         reshard(tmp_path, 102)
-    save_checkpoint(tmp_path / "step-0-rank-0-of-1.safetensors", {"another": 1})
+    save_checkpoint(tmp_path / "rank-0-of-1" / "step-0.safetensors", {"another": 1})
     with pytest.raises(CheckpointError, match="must hold rank 0 of 1 rank"):
         load_shards(tmp_path, run.shard)
     (tmp_path / "latest.json").write_text('{"format": "other"}')
     with pytest.raises(CheckpointError, match="cannot be read"):
         load_shards(tmp_path, run.shard)
+
+
+def test_a_run_that_dies_while_it_is_saved_leaves_the_one_before(tmp_path, monkeypatch):
+    algorithm = CASES["soba"]
+    problem, at = weighted()
+    first, second = samples(algorithm, 2)
+    run = LazyRows(algorithm, problem, at, first)
+    save_shards(tmp_path, run)
+    before = run.weights()
+    run.step(second)
+
+    def killed(*arguments):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(shard_files, "_publish", killed)  # all files are there, and none is named yet
+    with pytest.raises(KeyboardInterrupt):
+        save_shards(tmp_path, run)
+    again = LazyRows.restored(algorithm, problem, load_shards(tmp_path, run.shard).run)
+    assert again.k == 0
+    assert torch.equal(flatten(again.weights()), flatten(before))
 
 
 def test_a_run_that_is_saved_again_replaces_the_first(tmp_path):
@@ -460,7 +486,7 @@ def test_a_run_that_is_saved_again_replaces_the_first(tmp_path):
     for xi in drawn:
         save_shards(tmp_path, run)
         run.step(xi)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["latest.json", "step-2-rank-0-of-1.safetensors"]
+    assert files(tmp_path) == ["latest.json", "rank-0-of-1/step-2.safetensors"]
 
 
 def test_one_sample_serves_a_step_of_full_batches():

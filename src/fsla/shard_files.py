@@ -1,14 +1,17 @@
 """A run whose rows live on several ranks, in a folder: a file for each rank, and `latest.json`, which names them.
 
+    latest.json     rank-0-of-2/step-400.safetensors     rank-1-of-2/step-400.safetensors
+
 A rank's file has a name of its own for every step and number of ranks; `latest.json` is written last, by rank 0, when
 all files are there, and files that it no longer names are then removed. So a process that is killed at any moment
-leaves the run that was saved before, whole. Nothing is pickled.
+leaves the run that was saved before, whole. The ranks may be on several machines with a common folder: each writes to
+a folder of its own. Nothing is pickled.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -47,8 +50,7 @@ def save_shards(
     folder = Path(folder)
     shard = run.shard
     together = shard.world > 1
-    folder.mkdir(parents=True, exist_ok=True)
-    save_checkpoint(folder / _name(run.k, shard), {"run": run.state_dict(), "also": also})
+    _save(folder, run.k, shard, {"run": run.state_dict(), "also": also})
     if together:
         dist.barrier(group)
     if shard.rank == 0:
@@ -61,11 +63,14 @@ def load_shards(folder: str | Path, shard: Shard, device: torch.device | str = "
     """Reads this rank's part of a run that as many ranks have written."""
     folder = Path(folder)
     k, n, world = _latest(folder)
-    if (n, world) != (shard.n, shard.world):
+    if n != shard.n:
         raise CheckpointError(
-            f"The run in {folder} must be of {shard.n} samples on {_ranks(shard.world)}, as this one is. It is of {n} "
-            f"on {_ranks(world)}. Start as many processes, or first call "
-            f"fsla.shard_files.reshard({str(folder)!r}, {shard.world}) in one."
+            f"The run in {folder} must be of {shard.n} samples, as this one is. It is of {n}. Name another folder."
+        )
+    if world != shard.world:
+        raise CheckpointError(
+            f"The run in {folder} must be of {_ranks(shard.world)}, as this one is. It is of {_ranks(world)}. Start as "
+            f"many processes, or first call fsla.shard_files.reshard({str(folder)!r}, {shard.world}) in one."
         )
     return _load(folder, k, shard, device)
 
@@ -80,20 +85,23 @@ def reshard(folder: str | Path, world: int) -> None:
     folder = Path(folder)
     k, n, before = _latest(folder)
     if world > n:
-        raise ValueError(f"A run of {n} samples can be on at most as many ranks. Got {world}.")
+        raise ValueError(f"A run of {n} samples can be on at most as many ranks. Got {world}. Name fewer.")
     if world == before:
         return
     common = _load(folder, k, Shard(n, 0, before), "cpu").run
+    state = common["state"]
+    decay = common["rows"]["decay"]
+    del common  # and with it a rank's rows
     for shard in Shard(n, 0, world).all():
         parts = [_cut(folder, k, other, shard) for other in Shard(n, 0, before).all() if _overlap(other, shard)]
         rows = {
             "lam": _joined([part["lam"] for part in parts]),
             "d": _joined([part["d"] for part in parts]),
             "last": torch.cat([part["last"] for part in parts]),
-            "decay": common["rows"]["decay"],
+            "decay": decay,
         }
-        run = {"shard": tuple(shard), "state": common["state"], "rows": rows}
-        save_checkpoint(folder / _name(k, shard), {"run": run, "also": None})
+        run = {"shard": tuple(shard), "state": state, "rows": rows}
+        _save(folder, k, shard, {"run": run, "also": None})
     _publish(folder, k, Shard(n, 0, world))
 
 
@@ -119,8 +127,14 @@ def _overlap(a: Shard, b: Shard) -> bool:
     return max(a.first, b.first) < min(a.last, b.last)
 
 
-def _name(k: int, shard: Shard) -> str:
-    return f"step-{k}-rank-{shard.rank}-of-{shard.world}.safetensors"
+def _path(folder: Path, k: int, shard: Shard) -> Path:
+    return folder / f"rank-{shard.rank}-of-{shard.world}" / f"step-{k}.safetensors"
+
+
+def _save(folder: Path, k: int, shard: Shard, content: object) -> None:
+    path = _path(folder, k, shard)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    save_checkpoint(path, content)
 
 
 def _ranks(world: int) -> str:
@@ -130,14 +144,13 @@ def _ranks(world: int) -> str:
 def _publish(folder: Path, k: int, shard: Shard) -> None:
     """Makes the files of step k the run that is saved, and removes those of others."""
     write_text(folder / _LATEST, json.dumps({"format": _FORMAT, "k": k, "n": shard.n, "world": shard.world}) + "\n")
-    named = {_name(k, each) for each in shard.all()}
-    for path in _files(folder):
-        if path.name not in named:
+    named = {_path(folder, k, each) for each in shard.all()}
+    for path in folder.glob("rank-*-of-*/step-*.safetensors"):
+        if path not in named:
             path.unlink(missing_ok=True)
-
-
-def _files(folder: Path) -> Iterator[Path]:
-    return folder.glob("step-*-rank-*-of-*.safetensors")
+    for place in folder.glob("rank-*-of-*"):
+        if not any(place.iterdir()):
+            place.rmdir()
 
 
 def _latest(folder: Path) -> tuple[int, int, int]:
@@ -156,7 +169,7 @@ def _latest(folder: Path) -> tuple[int, int, int]:
 
 
 def _load(folder: Path, k: int, shard: Shard, device: torch.device | str) -> Saved:
-    path = folder / _name(k, shard)
+    path = _path(folder, k, shard)
     found = load_checkpoint(path, device)
     run = found.get("run") if isinstance(found, dict) else None
     if not isinstance(found, dict) or not isinstance(run, dict) or run.get("shard") != tuple(shard):
