@@ -10,6 +10,7 @@ import torch
 from fsla.experiments.bench import PROBLEMS, Asked, case, lines, measure_transformer, race, scaling, table, transformer
 from fsla.experiments.bench.memory import peak_mb
 from fsla.experiments.bench.race import Key
+from fsla.experiments.bench.rows import measured
 from fsla.experiments.bench.table import _units
 
 
@@ -158,3 +159,11 @@ def test_what_is_asked_for_is_checked_at_once():
     ):
         with pytest.raises(ValueError, match=text):
             Asked(problems, engines, scalings)
+
+
+def test_steps_by_the_number_of_weights_are_timed():
+    small, large = measured([300, 5000], rounds=2, turn=1)
+    assert (small.n, large.n) == (300, 5000)
+    assert small.bytes == large.bytes == 12
+    assert small.ratio == 1
+    assert min(small.ms, large.ms, small.swept_ms, large.swept_ms) > 0

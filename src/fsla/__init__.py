@@ -9,7 +9,7 @@ state = solver.step(problem, state, xi)
 
 from typing import TYPE_CHECKING, Any
 
-from fsla import algorithms, projection, rates, theory, tree, update
+from fsla import algorithms, projection, rates, shard_files, theory, tree, update
 from fsla.autodiff import DifferenceWarning, Problem
 from fsla.checkpoint import CheckpointError
 from fsla.counted import Counted, Counts
@@ -17,10 +17,12 @@ from fsla.differences import Differences
 from fsla.evaluate import DivergenceWarning, Hypergradient, check_hypergradient, hypergradient
 from fsla.fixed_point import FixedPoint
 from fsla.front import FSLA, MASOBA, SOBA, DivergenceError, History, MicroBatches, RescueWarning, fit
+from fsla.lazy import LazyRows
 from fsla.module import functional
 from fsla.problem import Point
 from fsla.reduced import Reduced
-from fsla.sample import Batches, Needs, Numbered, Sample
+from fsla.sample import Batches, Needs, Numbered, Sample, Share
+from fsla.shards import Shard, ShardSampler
 from fsla.solver import Solver, State
 from fsla.weighted import WeightedProblem
 from fsla.weights import GroupWeights, ProductWeights, SampleWeights
@@ -51,6 +53,7 @@ __all__ = [
     "History",
     "HyperCleaner",
     "Hypergradient",
+    "LazyRows",
     "MicroBatches",
     "Needs",
     "Numbered",
@@ -61,6 +64,9 @@ __all__ = [
     "RescueWarning",
     "Sample",
     "SampleWeights",
+    "Shard",
+    "ShardSampler",
+    "Share",
     "Shared",
     "Solver",
     "State",
@@ -72,6 +78,7 @@ __all__ = [
     "hypergradient",
     "projection",
     "rates",
+    "shard_files",
     "theory",
     "tree",
     "update",

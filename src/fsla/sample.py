@@ -28,6 +28,13 @@ class Numbered(NamedTuple):
     batch: Batch
 
 
+class Share(NamedTuple):
+    """A process's own samples of a batch that is spread over several: rank r brings b_r of its `total` = Σ_r b_r."""
+
+    batch: Batch
+    total: int
+
+
 def batch_of_step(batch: Batch, k: int) -> Batch:
     """Returns the batch of inner step k = 0, 1, …"""
     return batch[k] if isinstance(batch, Batches) else batch

@@ -11,8 +11,9 @@ is positive semi-definite for losses that are convex in z. All else is as in `fs
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from copy import copy
+from typing import Any, Self
 
 import torch
 import torch.autograd.forward_ad as forward
@@ -56,15 +57,32 @@ class WeightedProblem(Problem):
         mode: Mode = "auto",
         autocast: torch.dtype | None = None,
     ) -> None:
-        def inner_loss(lam: Tree, omega: Tree, batch: Batch) -> Tensor:
-            return self.batch_loss(self.of_batch(lam, batch), omega, batch)
-
-        super().__init__(inner_loss, outer_loss, direct=direct, mode=mode, autocast=autocast)
+        super().__init__(self._whole_loss, outer_loss, direct=direct, mode=mode, autocast=autocast)
         self.sample_losses = sample_losses
         self.sample_weights = sample_weights
         self.outputs = outputs
         self.regulariser = regulariser
         self.rows = rows
+
+    def on_rows(self, rows: Callable[[Batch], Tensor]) -> Self:
+        """The same problem for a λ that holds some rows alone; `rows` says where those of a batch stand in it.
+
+        F would see these rows in the place of λ, so it must not read λ: where it does, that is a ValueError.
+        """
+        outer_loss = self.outer_loss
+
+        def without_lam(lam: Tree, omega: Tree, batch: Batch) -> Tensor:
+            return outer_loss(_Unread(), omega, batch)
+
+        other = copy(self)
+        other.rows = rows
+        other.inner_loss = other._whole_loss
+        other.outer_loss = without_lam
+        other._exchanged = None
+        return other
+
+    def _whole_loss(self, lam: Tree, omega: Tree, batch: Batch) -> Tensor:
+        return self.batch_loss(self.of_batch(lam, batch), omega, batch)
 
     def losses(self, omega: Tree, batch: Batch) -> Tensor:
         """l(ω; batch)."""
@@ -121,6 +139,25 @@ class WeightedProblem(Problem):
 
     def _exact(self, at: Point, batch: Batch, seed: int | None, ways: Ways) -> ExactView:
         return (WeightedView if self.outputs is None else ComposedView)(self, at, batch, seed, ways)
+
+
+class _Unread(Mapping[str, Tensor]):
+    """The λ of an outer loss that has said that it does not read it."""
+
+    def __getitem__(self, name: str) -> Tensor:
+        raise ValueError(_READ)
+
+    def __iter__(self) -> Iterator[str]:
+        raise ValueError(_READ)
+
+    def __len__(self) -> int:
+        raise ValueError(_READ)
+
+
+_READ = (
+    "Where a step holds the rows of its batch alone, the outer loss F must not read λ. It has read it. Write F without "
+    "λ, or step the algorithm itself on the whole of λ."
+)
 
 
 class WeightedView(ExactView):

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal, cast
 
-import numpy
 import torch
 from torch import Tensor
 
 from fsla.checkpoint import CheckpointError, load_checkpoint, pack, save_checkpoint
 from fsla.front.base import OPTIMIZERS, Bilevel
+from fsla.front.encoding import decode, encode
 from fsla.front.feed import Feed, RandomState
 from fsla.front.model import named_tensors
 from fsla.plain import Plain, differences, plain
@@ -26,8 +25,6 @@ Resume = bool | Literal["previous"]
 _NAME = re.compile(r"checkpoint-([0-9]{8,18})(\.safetensors)?")
 """Of a file where one process wrote it, of a folder where several did."""
 _ASIDE = ".aside"
-_PAIRS = "fsla.pairs"
-_ARRAY = "fsla.array"
 _RATES = ("lr", "betas", "momentum", "weight_decay")
 """What is compared of the options that an optimiser was made with; other names come and go with torch's versions."""
 
@@ -286,36 +283,3 @@ def _remove(path: Path) -> None:
 
 def _said(tensors: Mapping[str, Tensor], name: str) -> str:
     return _form(tensors[name]) if name in tensors else ""
-
-
-def encode(x: Any) -> Any:
-    """A nest of states with what a checkpoint holds: optimisers have mappings from numbers, NumPy has arrays."""
-    if isinstance(x, numpy.ndarray):
-        return (_ARRAY, str(x.dtype), torch.from_numpy(x.astype(numpy.int64)))
-    if isinstance(x, numpy.generic):
-        return x.item()
-    if isinstance(x, Counter) or (isinstance(x, Mapping) and not all(isinstance(key, str) for key in x)):
-        kind = "counter" if isinstance(x, Counter) else "dict"
-        return (_PAIRS, kind, [(key, encode(value)) for key, value in x.items()])
-    if isinstance(x, Mapping):
-        return {key: encode(value) for key, value in x.items()}
-    if isinstance(x, tuple):
-        return tuple(encode(value) for value in x)
-    if isinstance(x, list):
-        return [encode(value) for value in x]
-    return x
-
-
-def decode(x: Any) -> Any:
-    if isinstance(x, tuple) and len(x) == 3 and x[0] == _ARRAY:
-        return x[2].numpy().astype(x[1])
-    if isinstance(x, tuple) and len(x) == 3 and x[0] == _PAIRS:
-        pairs = {key: decode(value) for key, value in x[2]}
-        return Counter(pairs) if x[1] == "counter" else pairs
-    if isinstance(x, dict):
-        return {key: decode(value) for key, value in x.items()}
-    if isinstance(x, tuple):
-        return tuple(decode(value) for value in x)
-    if isinstance(x, list):
-        return [decode(value) for value in x]
-    return x

@@ -1,0 +1,482 @@
+"""Rows that wait until they are seen: the numbers of a sweep over all of λ, in one process and in several."""
+
+import json
+
+import pytest
+import torch
+import torch.distributed as dist
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import fsla
+import lazy_program
+from fsla import LazyRows, Point, Reduced, Sample, Shard, ShardSampler, Share, WeightedProblem, algorithms, shard_files
+from fsla.checkpoint import CheckpointError, load_checkpoint, save_checkpoint
+from fsla.data import Sampler
+from fsla.decay import Decay, RowTable
+from fsla.direction import Average, Spider
+from fsla.estimators import Tracked
+from fsla.projection import Ball, Box
+from fsla.rates import Schedule, constant
+from fsla.shard_files import load_shards, reshard, save_shards
+from fsla.tree import dense, flatten
+from launch import torchrun
+from lazy_program import SAMPLES, gap, weighted
+from support import F64, normal
+
+
+@given(
+    st.lists(
+        st.tuples(st.floats(0, 10), st.sampled_from([0.0, 1e-3, 0.1, 0.5, 0.99, 1.0]) | st.floats(0, 1)), max_size=40
+    ),
+    st.integers(1, 8),
+)
+@settings(max_examples=150, deadline=None)
+def test_decays_are_those_of_the_plain_loop(steps, block):
+    decay = Decay(block=block)
+    for k in range(len(steps) + 1):
+        D, A = decay.since(torch.arange(k + 1))
+        for t in range(k + 1):
+            kept, moved = 1.0, 0.0
+            for alpha, keep in steps[t:k]:
+                moved += alpha * kept
+                kept *= keep
+            assert abs(float(D[t]) - kept) <= 1e-13 * kept + 1e-280
+            assert abs(float(A[t]) - moved) <= 1e-13 * moved + 1e-280
+        if k < len(steps):
+            decay.append(*steps[k])
+
+
+def test_many_steps_neither_underflow_nor_drift():
+    """κ = .1 for 5000 steps, whose product is 1e-5000, then 1 - 1e-6, then one κ = 0, and 1 again."""
+    decay = Decay()
+    for k in range(6000):
+        decay.append(1.0, 0.1 if k < 5000 else 0.0 if k == 5500 else 1 - 1e-6)
+    D, A = decay.since(torch.tensor([0, 4999, 5000, 5501, 6000]))
+    stay = 1 - 1e-6
+    expected = [
+        1 / 0.9,
+        1 + 0.1 * (1 - stay**501) / 1e-6,
+        (1 - stay**500) / 1e-6 + stay**500,
+        (1 - stay**499) / 1e-6,
+        0,
+    ]
+    expected[1] = 1 + 0.1 * expected[2]
+    assert torch.allclose(A, torch.tensor(expected, dtype=F64), rtol=1e-9)
+    assert D.tolist()[:3] == [0, 0, 0]
+    assert abs(float(D[3]) - stay**499) < 1e-12
+    assert float(D[4]) == 1
+    assert bool((decay._steps[0] == 0).any())
+    smallest = decay._steps[0][decay._steps[0] > 0].min()
+    assert float(smallest) > 1e-300  # no number that is slow to compute with stays
+
+
+FALLING = Schedule(10.0, 0.2, 0.2, 0.9, power=0.5)
+CASES = {
+    "none": algorithms.fsla(constant(1.0, 0.2, 0.2), momentum="none"),
+    "average": algorithms.fsla(FALLING, momentum="average"),
+    "storm": algorithms.fsla(FALLING),
+    "storm, η = 1 for a while": algorithms.fsla(Schedule(10.0, 0.2, 0.2, 5.0, power=0.5)),
+    "average, η = .9": algorithms.fsla(constant(1.0, 0.2, 0.2, 0.9), momentum="average"),
+    "average, η = .01": algorithms.fsla(constant(1.0, 0.2, 0.2, 0.01), momentum="average"),
+    "storm in a box": algorithms.fsla(Schedule(100.0, 0.2, 0.2, 0.9, power=0.5), project=Box(-0.05, 0.05)),
+    "average, v at the new ω": algorithms.fsla(FALLING, momentum="average", v_at="new"),
+    "soba": algorithms.soba(constant(3.0, 0.2, 0.2)),
+    "ma_soba": algorithms.ma_soba(constant(3.0, 0.2, 0.2, 0.1)),
+    "ma_soba in a box": algorithms.ma_soba(constant(9.0, 0.2, 0.2, 0.1), project=Box(-0.05, 0.05)),
+}
+LONG = ("none", "storm, η = 1 for a while", "average, η = .9", "average, η = .01", "storm in a box")
+SHORT = {
+    "amigo": algorithms.amigo(constant(3.0, 0.2, 0.2), T=2, Q=3),
+    "truncated_bp": algorithms.truncated_bp(constant(3.0, 0.2, 0.2), T=4, R=2),
+    "bp": algorithms.bp(constant(3.0, 0.2, 0.2, 0.1)),
+    "cg": algorithms.cg(constant(3.0, 0.2, 0.2, 0.1), K=3),
+    "fsla_spider": fsla.Solver(
+        Tracked(),
+        fsla.rates.Periodic(FALLING, 7),
+        direction=Spider(),
+    ),
+    "averaged last": fsla.Solver(Tracked(), FALLING, direction=Average(), lam_last=True),
+}
+
+
+def samples(algorithm, count, mode="independent", size=8, seed=0):
+    """Small ranges beside large ones, so that some rows are drawn twice in a batch and others hardly ever."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def inner():
+        often = torch.randint(6, (size // 2,), generator=generator)
+        return torch.cat([often, torch.randint(SAMPLES, (size - size // 2,), generator=generator)])
+
+    def outer():
+        return torch.randint(lazy_program.TRUSTED, (8,), generator=generator)
+
+    draw = Sampler(algorithm.needs, inner, outer, mode)
+    return [draw() for _ in range(count)]
+
+
+def both(algorithm, drawn):
+    problem, at = weighted()
+    state = algorithm.init(problem, at, drawn[0])
+    run = LazyRows(algorithm, problem, at, drawn[0])
+    for xi in drawn[1:]:
+        state = algorithm.step(problem, state, xi)
+        run.step(xi)
+    return state, run
+
+
+@pytest.mark.parametrize("name", [*CASES, *SHORT])
+def test_lazy_runs_take_the_steps_of_the_sweep(name):
+    """In every tensor of λ, with three inner batches a step, and rows drawn twice."""
+    algorithm = CASES.get(name) or SHORT[name]
+    drawn = samples(algorithm, (501 if name in LONG else 201) if name in CASES else 41)
+    state, run = both(algorithm, drawn)
+    lam, d = run.rows(torch.arange(SAMPLES))
+    assert gap(lam, state.at.lam) < 1e-12
+    assert gap(d, state.d) < 1e-12
+    assert gap(run.state.at.omega, state.at.omega) < 1e-12
+    assert torch.equal(flatten(run.weights()), flatten(lam))
+    assert run.k == state.k
+    if name.endswith("box"):
+        assert 0.2 < float((flatten(lam).abs() == 0.05).double().mean()) < 0.98
+
+
+def test_a_start_outside_of_the_box_is_brought_into_it():
+    algorithm = algorithms.fsla(constant(0.3, 0.2, 0.2, 0.5), project=Box(-0.02, 0.02))
+    state, run = both(algorithm, samples(algorithm, 30))
+    assert gap(run.weights(), state.at.lam) < 1e-13
+
+
+def test_single_precision_holds_twelve_bytes_a_weight():
+    table = RowTable.begun({"w": torch.zeros(1).expand(1000)}, None)
+    held = [*table.lam.values(), *table.d.values(), table.last]
+    assert sum(t.untyped_storage().nbytes() for t in held) == 12_000
+
+
+def test_wrapped_problems_and_whole_numbers_of_32_bits(tmp_path):
+    problem, at = weighted()
+    problem.rows = lambda i: i.to(torch.int32)
+    algorithm = CASES["storm"]
+    drawn = samples(algorithm, 20)
+    state = algorithm.init(fsla.Damped(problem, 0.1), at, drawn[0])
+    run = LazyRows(algorithm, problem, at, drawn[0], around=lambda p: fsla.Damped(p, 0.1))
+    for xi in drawn[1:]:
+        state = algorithm.step(fsla.Damped(problem, 0.1), state, xi)
+        run.step(xi)
+    assert gap(run.weights(), state.at.lam) < 1e-13
+
+
+@pytest.mark.parametrize("name", ["storm", "ma_soba in a box", "soba"])
+def test_a_saved_run_goes_on_exactly(name, tmp_path):
+    algorithm = CASES[name]
+    drawn = samples(algorithm, 81)
+    problem, at = weighted()
+    run = LazyRows(algorithm, problem, at, drawn[0])
+    for xi in drawn[1:41]:
+        run.step(xi)
+    save_checkpoint(tmp_path / "run", run.state_dict())
+    again = LazyRows.restored(algorithm, problem, load_checkpoint(tmp_path / "run"))
+    beside = LazyRows.restored(algorithm, problem, run.state_dict())
+    for xi in drawn[41:]:
+        a, b, _ = run.step(xi), again.step(xi), beside.step(xi)  # a copy, which does not write into the other
+        assert torch.equal(flatten(a.at.omega), flatten(b.at.omega))
+        assert torch.equal(flatten(a.d), flatten(b.d))
+    assert torch.equal(flatten(run.weights()), flatten(again.weights()))
+    assert torch.equal(flatten(run.weights()), flatten(beside.weights()))
+
+
+def test_a_decay_is_restored_between_blocks():
+    a = Decay(block=4)
+    for k in range(23):
+        if k in (0, 7, 8, 9):
+            a = Decay.restored(a.state_dict(), "cpu")
+        a.append(0.5 + k, 0.9)
+    b = Decay(block=4)
+    for k in range(23):
+        b.append(0.5 + k, 0.9)
+    t = torch.arange(24)
+    assert torch.equal(torch.stack(a.since(t)), torch.stack(b.since(t)))
+
+
+# ----------------------------------------------------------------------------------------------- what is refused
+
+
+REFUSED = {
+    "a ball": (algorithms.fsla(FALLING, project=Ball(1.0)), "Projected onto Ball"),
+    "a common length": (algorithms.slip(FALLING), "outer update Normalised"),
+    "STORM in SOBA's order": (algorithms.fdehbo(FALLING, radius=1.0), "λ of the step before"),
+    "SPIDER in SOBA's order": (algorithms.srba(FALLING), "λ of the step before"),
+    "a matrix": (algorithms.rtho(FALLING), "estimator Carried"),
+    "another algorithm": (algorithms.f2sa(FALLING), "Got F2sa"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_algorithms_that_are_not_row_by_row_are_refused(name):
+    algorithm, what = REFUSED[name]
+    problem, at = weighted()
+    with pytest.raises(ValueError, match=rf"must move each row of λ by itself.*{what}.*or step the"):
+        LazyRows(algorithm, problem, at, samples(CASES["storm"], 1)[0])
+
+
+def test_problems_that_are_not_row_by_row_are_refused():
+    problem, at = weighted()
+    algorithm = CASES["storm"]
+    (xi,) = samples(algorithm, 1)
+    for other in (fsla.GaussNewton(problem), fsla.Problem(problem.inner_loss, problem.outer_loss)):
+        with pytest.raises(TypeError, match=r"must be a fsla.WeightedProblem with rows"):
+            LazyRows(algorithm, other, at, xi)
+    problem.direct = True
+    with pytest.raises(ValueError, match=r"must not read λ, or every row.*Say direct=False"):
+        LazyRows(algorithm, problem, at, xi)
+    whole = WeightedProblem(problem.sample_losses, lambda lam, i: lam["w"][i], problem.outer_loss, direct=False)
+    with pytest.raises(TypeError, match="without rows"):
+        LazyRows(algorithm, whole, at, xi)
+
+
+@pytest.mark.parametrize("read", [lambda lam: lam["w"].sum(), lambda lam: len(lam), lambda lam: sum(lam.values())])
+def test_an_outer_loss_that_reads_the_weights_after_all_is_found(read):
+    problem, at = weighted()
+    outer = problem.outer_loss
+    problem.outer_loss = lambda lam, omega, i: outer(lam, omega, i) + 0 * read(lam)
+    algorithm = CASES["storm"]
+    with pytest.raises(ValueError, match=r"must not read λ. It has read it"):
+        LazyRows(algorithm, problem, at, samples(algorithm, 1)[0])
+
+
+def test_rows_that_are_not_there_are_refused():
+    problem, at = weighted()
+    algorithm = CASES["storm"]
+    first, second = samples(algorithm, 2)
+    with pytest.raises(ValueError, match=r"a row for each of this rank's 101 samples.*\{'w': 101, 'pair': 7\}"):
+        LazyRows(algorithm, problem, Point({**at.lam, "pair": at.lam["pair"][:7]}, at.omega), first)
+    with pytest.raises(ValueError, match="this rank's 25 samples"):
+        LazyRows(algorithm, problem, at, first, shard=Shard(101, 0, 4))
+    run = LazyRows(algorithm, problem, at, first)
+    with pytest.raises(IndexError, match=r"samples 0 … 100 of 101.*from 1 to 101"):
+        run.step(second._replace(cross=torch.tensor([3, 101])))
+    with pytest.raises(IndexError, match="must read samples of its own"):
+        run.rows(torch.tensor([-1]))
+
+
+def test_a_box_needs_rates_that_keep_the_sign():
+    problem, at = weighted()
+    rates = Schedule(1.0, 0.2, 0.2, 1.5, clip_eta=False)
+    for project in (None, Box(-1, 1)):
+        algorithm = algorithms.fsla(rates, momentum="average", project=project)
+        drawn = samples(algorithm, 40)
+        if project is None:  # κ = -1/2 is as exact as any other
+            state, run = both(algorithm, drawn)
+            assert gap(run.weights(), state.at.lam) < 1e-12
+            continue
+        with pytest.raises(ValueError, match=r"only if α ≥ 0 and η ≤ 1.*η = 1.5"):
+            LazyRows(algorithm, problem, at, drawn[0]).step(drawn[1])
+
+
+# ------------------------------------------------------------------------------------------- on several processes
+
+
+def test_shards_cover_all_samples_and_samplers_stay_in_them():
+    for n, world in ((101, 4), (7, 7), (10, 3)):
+        shards = Shard(n, 0, world).all()
+        assert [s.first for s in shards[1:]] == [s.last for s in shards[:-1]]
+        assert (shards[0].first, shards[-1].last) == (0, n)
+    shards = Shard(101, 0, 4).all()
+    samplers = [ShardSampler(shard, 9, seed=5) for shard in shards]
+    whole = ShardSampler.whole(101, 4, 9, seed=5)
+    counts = torch.zeros(4)
+    for _ in range(4):
+        shares = [sampler() for sampler in samplers]
+        assert torch.equal(torch.cat([share.batch for share in shares]), whole())
+        assert {share.total for share in shares} == {9}
+        for shard, share in zip(shards, shares, strict=True):
+            assert all(shard.first <= i < shard.last for i in share.batch.tolist())
+        counts += torch.tensor([len(share.batch) for share in shares])
+    assert counts.tolist() == [9, 9, 9, 9]  # in turn each rank draws one more
+    saved = samplers[1].state_dict()
+    expected = samplers[1]().batch
+    samplers[1].load_state_dict(saved)
+    assert torch.equal(samplers[1]().batch, expected)
+    with pytest.raises(ValueError, match=r"must own one. Got 3 for 7 ranks"):
+        ShardSampler(Shard(3, 0, 7), 9, seed=0)
+
+
+def test_a_sampler_makes_batches_of_any_form():
+    sampler = ShardSampler(Shard(10, 1, 2), 4, seed=0, take=lambda i: (i, 2 * i))
+    index, double = sampler().batch
+    assert torch.equal(2 * index, double)
+    index, double = ShardSampler.whole(10, 2, 4, seed=0, take=lambda i: (i, 2 * i))()
+    assert torch.equal(2 * index, double)
+
+
+@pytest.fixture
+def alone(tmp_path):
+    """A process group of one."""
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path / 'meet'}", rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def test_a_share_is_a_part_of_a_mean_whose_rows_stay(alone):
+    problem, at = weighted()
+    reduced = Reduced(problem)
+    v = {name: normal(*t.shape, seed=4) for name, t in at.omega.items()}
+    batch = torch.tensor([5, 7, 5])
+    part, whole = reduced.inner_at(at, Share(batch, 12)), problem.inner_at(at, batch)
+    h, j = part.hvp_cross(v)
+    expected_h, expected_j = whole.hvp_cross(v)
+    for found, expected in ((part.grad, whole.grad), (h, expected_h), (dense(j), dense(expected_j))):
+        assert gap(found, {name: t / 4 for name, t in expected.items()}) < 1e-14
+    sent = reduced.messages
+    assert j["w"].index.tolist() == [5, 7, 5]
+    part.cross(v)
+    assert reduced.messages == sent  # nothing of λ travels
+    nothing = reduced.inner_at(at, Share(batch[:0], 12))
+    assert not any(t.any() for t in nothing.grad.values())
+    assert len(nothing.cross(v)["w"].index) == 0
+    assert reduced.messages == sent + 1
+    for total in (2, 0):
+        with pytest.raises(ValueError, match=rf"must count the samples of all ranks. Got {total} with 3"):
+            reduced.inner_at(at, Share(batch, total))
+
+
+def test_rows_are_known_through_wrappers(alone):
+    problem, at = weighted()
+    v = {name: normal(*t.shape, seed=4) for name, t in at.omega.items()}
+    batch = torch.tensor([5, 7, 5])
+    damped = fsla.Damped(problem, 0.1)
+    reduced = Reduced(damped)
+    ours, theirs = reduced.inner_at(at, batch), damped.inner_at(at, batch)
+    for found, expected in zip(ours.hvp_cross(v), theirs.hvp_cross(v), strict=True):
+        assert gap(dense(found), dense(expected)) < 1e-14
+    assert reduced.messages == 1
+    view = reduced.outer_at(at, batch)
+    assert gap(view.d_omega, problem.outer_at(at, batch).d_omega) < 1e-14
+    assert len(view.d_lam["w"].index) == 0
+
+
+def test_a_weight_that_no_share_holds_waits_on_its_rank(alone):
+    """A rank that draws no sample in a step takes part in it all the same."""
+    algorithm = CASES["storm"]
+    problem, at = weighted()
+    first, second, third = samples(algorithm, 3)
+
+    def shares(xi, count):
+        own = {slot: Share(getattr(xi, slot)[:count], 8) for slot in ("inner", "hvp", "cross")}
+        return xi._replace(**own)
+
+    run = LazyRows(algorithm, problem, at, shares(first, 8), around=Reduced)
+    run.step(shares(second, 0))
+    assert len(run.state.at.lam["w"]) == 0
+    run.step(shares(third, 8))
+    assert run.k == 2
+
+
+@pytest.fixture(scope="module", params=[2, pytest.param(4, marks=pytest.mark.slow)], ids=["two", "four"])
+def ran(request, tmp_path_factory):
+    """Several processes have run, and saved where they stood after 200 steps."""
+    folder = tmp_path_factory.mktemp("ran")
+    torchrun("lazy_program.py", folder, 200, processes=request.param)
+    return request.param, folder
+
+
+def test_rows_on_several_ranks_take_the_steps_of_one_process(ran):
+    """With batches of 9, which do not divide evenly, against a sweep on the batches of all ranks."""
+    _, folder = ran
+    found = json.loads((folder / "gaps").read_text())
+    assert set(found) == set(lazy_program.ALGORITHMS)
+    for name, row in found.items():
+        assert max(row["gaps"]) < 1e-9, (name, row)
+        assert row["messages"] == 3  # ∂_ω G, ∂_ω F and H v; nothing for the rows of J v
+
+
+def files(folder):
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+
+
+def test_a_run_is_resharded_to_one_rank_and_back(ran):
+    world, folder = ran
+    place = folder / "storm"
+    algorithm = lazy_program.ALGORITHMS["storm"]
+    problem, _ = weighted()
+    alone = Shard(SAMPLES)
+    with pytest.raises(CheckpointError, match=rf"must be of 1 rank, as this one is. It is of {world} ranks.*reshard"):
+        load_shards(place, alone)
+    saved = [load_shards(place, shard) for shard in Shard(SAMPLES, 0, world).all()]
+    reshard(place, 1)
+    assert files(place) == ["latest.json", "rank-0-of-1/step-200.safetensors"]
+    one = load_shards(place, alone)
+    assert one.also is None
+    run = LazyRows.restored(algorithm, problem, one.run)
+    expected = lazy_program.swept(algorithm, 200, world)
+    assert gap(run.weights(), expected.at.lam) < 1e-9
+    for xi in samples(algorithm, 20):  # goes on
+        expected = algorithm.step(problem, expected, xi)
+        run.step(xi)
+    assert gap(run.weights(), expected.at.lam) < 1e-9
+    reshard(place, world)
+    for shard, before in zip(Shard(SAMPLES, 0, world).all(), saved, strict=True):
+        after = load_shards(place, shard)
+        for name in ("lam", "d"):
+            assert torch.equal(flatten(after.run["rows"][name]), flatten(before.run["rows"][name]))
+        assert torch.equal(after.run["rows"]["last"], before.run["rows"]["last"])
+    with pytest.raises(ValueError, match="Start as many processes as wrote it, or call"):
+        LazyRows.restored(algorithm, problem, one.run, shard=Shard(SAMPLES, 0, 2))
+
+
+def test_what_is_no_saved_run_gets_one_message(tmp_path):
+    with pytest.raises(CheckpointError, match=r"must hold a run that fsla.shard_files.save_shards wrote"):
+        load_shards(tmp_path, Shard(3))
+    algorithm = CASES["storm"]
+    problem, at = weighted()
+    run = LazyRows(algorithm, problem, at, samples(algorithm, 1)[0])
+    save_shards(tmp_path, run, {"mine": normal(2)})
+    assert torch.equal(load_shards(tmp_path, run.shard).also["mine"], normal(2))
+    with pytest.raises(CheckpointError, match=r"must be of 7 samples, as this one is. It is of 101"):
+        load_shards(tmp_path, Shard(7))
+    with pytest.raises(ValueError, match=r"at most as many ranks. Got 102"):
+        reshard(tmp_path, 102)
+    save_checkpoint(tmp_path / "rank-0-of-1" / "step-0.safetensors", {"another": 1})
+    with pytest.raises(CheckpointError, match="must hold rank 0 of 1 rank"):
+        load_shards(tmp_path, run.shard)
+    (tmp_path / "latest.json").write_text('{"format": "other"}')
+    with pytest.raises(CheckpointError, match="cannot be read"):
+        load_shards(tmp_path, run.shard)
+
+
+def test_a_run_that_dies_while_it_is_saved_leaves_the_one_before(tmp_path, monkeypatch):
+    algorithm = CASES["soba"]
+    problem, at = weighted()
+    first, second = samples(algorithm, 2)
+    run = LazyRows(algorithm, problem, at, first)
+    save_shards(tmp_path, run)
+    before = run.weights()
+    run.step(second)
+
+    def killed(*arguments):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(shard_files, "_publish", killed)  # all files are there, and none is named yet
+    with pytest.raises(KeyboardInterrupt):
+        save_shards(tmp_path, run)
+    again = LazyRows.restored(algorithm, problem, load_shards(tmp_path, run.shard).run)
+    assert again.k == 0
+    assert torch.equal(flatten(again.weights()), flatten(before))
+
+
+def test_a_run_that_is_saved_again_replaces_the_first(tmp_path):
+    algorithm = CASES["soba"]
+    problem, at = weighted()
+    drawn = samples(algorithm, 3)
+    run = LazyRows(algorithm, problem, at, drawn[0])
+    for xi in drawn:
+        save_shards(tmp_path, run)
+        run.step(xi)
+    assert files(tmp_path) == ["latest.json", "rank-0-of-1/step-2.safetensors"]
+
+
+def test_one_sample_serves_a_step_of_full_batches():
+    algorithm = CASES["none"]
+    xi = Sample.full(torch.arange(SAMPLES), torch.arange(10))
+    state, run = both(algorithm, [xi] * 5)
+    assert gap(run.weights(), state.at.lam) < 1e-15
