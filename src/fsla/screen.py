@@ -46,8 +46,11 @@ def run_bar() -> Progress:
 
 
 @contextmanager
-def watched(name: str) -> Iterator[Callable[[str, int, int], None]]:
+def watched(name: str, shown: bool = True) -> Iterator[Callable[[str, float, int], None]]:
     """A bar, and the function that moves it: what is under way, how much is done, of how much."""
+    if not shown:
+        yield lambda text, done, total: None
+        return
     with run_bar() as progress:
         task = progress.add_task(name, total=None)
         yield lambda text, done, total: progress.update(task, description=text, completed=done, total=total)
