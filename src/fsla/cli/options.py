@@ -22,7 +22,7 @@ Model = Annotated[
 Budget = Annotated[float | None, typer.Option(help="Wall-clock seconds after which a run is stopped.")]
 Jobs = Annotated[
     int | None,
-    typer.Option(min=1, help="Runs at a time; the records are the same. Default: 1, on a cluster all its workers."),
+    typer.Option(min=1, help="Runs at a time; the records are the same. Default: 1; a cluster uses all its workers."),
 ]
 Backend = Annotated[
     str, typer.Option(help="Who does the runs: 'loky' (processes of this machine), or a cluster: 'dask' or 'ray'.")

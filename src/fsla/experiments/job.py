@@ -56,12 +56,17 @@ def single_threaded() -> None:
     threadpool_limits(1)
 
 
+_turn = threading.Lock()
+"""A cluster's worker may have several threads. Runs share what a process has once: random state, warnings, threads."""
+
+
 def outcome(number: int, job: Job, parent: int | None) -> tuple[int, Found]:
     """What a worker does: the run, and whatever goes wrong in it is a value too."""
     if parent is not None:
         _begin(parent)
     try:
-        return number, records_of(job, quiet)
+        with _turn:
+            return number, records_of(job, quiet)
     except Exception as error:
         error.add_note(f"In a worker:\n{traceback.format_exc()}")
         try:

@@ -10,6 +10,8 @@ Who does a run decides nothing about its records: on a CPU it has one thread.
 from __future__ import annotations
 
 import os
+import signal
+import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -195,7 +197,9 @@ class Workers:
                 while some := list(islice(calls, ROUND * self.number)):
                     yield from parallel(some)
             return
-        with closing(parallel(calls)) as outputs:
+        with _deaf():
+            outputs = parallel(calls)
+        with closing(outputs):
             yield from outputs
 
     def _lost(self, error: Exception) -> RunError:
@@ -211,6 +215,19 @@ class Workers:
             f"Every worker of the backend {self.backend!r} must give back what it was asked for. One did not: "
             f"{type(error).__name__}: {error} {kept}."
         )
+
+
+@contextmanager
+def _deaf() -> Iterator[None]:
+    """Processes that are started meanwhile never hear Ctrl-C: this one ends them, and they have nothing to say."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 HERE = Workers()
