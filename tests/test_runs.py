@@ -158,6 +158,23 @@ def test_a_cluster_does_the_same(backend, kind, tmp_path, alone, cluster):
     assert [done for _, done, _ in seen] == [1, 2, 3, 4, 5, 6, 6, 7]
 
 
+def by_itself(tell):
+    here.append(1)
+    time.sleep(0.05)
+    return [{"beside": len(here) - 1, "done": here.pop()}]
+
+
+here = []
+
+
+def test_a_worker_with_two_threads_does_one_run_at_a_time(tmp_path, cluster):
+    """Runs share the random state and the warnings of their process."""
+    folder = Folder(tmp_path, "x", Spec())
+    jobs = [Job(name, name, by_itself) for name in "abcd"]
+    Workers(backend="dask").do(folder, jobs)
+    assert folder.gather("abcd") == [{"beside": 0, "done": 1}] * 4
+
+
 @pytest.mark.parametrize("backend", ["dask", "ray"])
 def test_the_command_asks_a_cluster(backend, tmp_path, inside, cluster, monkeypatch):
     monkeypatch.setattr("fsla.plots.compare.draw", lambda out, results: [])
@@ -298,6 +315,12 @@ from fsla import cli
 from fsla.experiments import synthetic
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background may have it ignored
 synthetic.SyntheticSpec.__init__.__defaults__ = (20, 5, 5, 10, *synthetic.SyntheticSpec.__init__.__defaults__[4:])
+save = synthetic.Folder.save
+def saved(folder, name, records):
+    with open("saved" + os.environ.get("RANK", ""), "a") as file:
+        print(name, file=file)
+    save(folder, name, records)
+synthetic.Folder.save = saved
 def draw(out, records):
     with open(out / "figure", "a") as file:
         file.write(os.environ.get("RANK", ""))
@@ -335,6 +358,9 @@ def test_ranks_share_the_runs_and_leave_the_same_files(tmp_path, alone):
     names = {path.name for path in (tmp_path / "x").iterdir()}
     assert names == {"spec.json", "runs", "records.jsonl", "summary.json", "summary.md", "figure"}
     assert (tmp_path / "x" / "figure").read_text() == "0"
+    shares = [(tmp_path / f"saved{rank}").read_text().split() for rank in (0, 1)]
+    names = [job.name for job in SMALL.runs()]
+    assert shares == [[*names[0:6:2], "timing"], names[1:6:2]]
 
 
 def test_a_rank_that_fails_ends_all(tmp_path):
