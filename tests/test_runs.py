@@ -13,6 +13,7 @@ from pathlib import Path
 
 import joblib
 import pytest
+import torch
 from joblib.parallel import BACKENDS, ThreadingBackend
 
 from fsla import cli
@@ -22,6 +23,7 @@ from fsla.experiments.images import held
 from fsla.experiments.job import Job
 from fsla.experiments.runs import Workers, workers
 from fsla.experiments.synthetic import SyntheticSpec, run
+from fsla.ranks import Ranks
 
 SMALL = SyntheticSpec(seeds=2, K_max=5, K_timed=5, K_sequence=10)
 
@@ -244,7 +246,7 @@ def strange(tell):
 
 
 def records(tell):
-    return [{"threads": __import__("torch").get_num_threads()}]
+    return [{"threads": torch.get_num_threads()}]
 
 
 def ends_after(path, tell):
@@ -361,6 +363,27 @@ def test_ranks_share_the_runs_and_leave_the_same_files(tmp_path, alone):
     shares = [(tmp_path / f"saved{rank}").read_text().split() for rank in (0, 1)]
     names = [job.name for job in SMALL.runs()]
     assert shares == [[*names[0:6:2], "timing"], names[1:6:2]]
+
+
+@pytest.mark.parametrize(
+    ("asked", "got"), [("auto", "cuda:1"), ("cuda", "cuda:1"), ("cuda:0", "cuda:0"), ("cpu", "cpu")]
+)
+def test_ranks_that_ask_for_a_gpu_have_one_each(asked, got, monkeypatch):
+    chosen = []
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    monkeypatch.setattr("torch.cuda.set_device", chosen.append)
+    monkeypatch.setattr("fsla.experiments.runs.pick_device", torch.device)
+    monkeypatch.setenv("LOCAL_RANK", "3")  # more ranks than GPUs: two share one
+    assert Workers(here=Ranks(5, 8)).device(asked) == torch.device(got)
+    assert chosen == ([1] if got == "cuda:1" else [])
+
+
+def test_a_cluster_is_not_for_ranks(monkeypatch, cluster):
+    monkeypatch.setattr("fsla.ranks.join", lambda: Ranks(1, 2))
+    with pytest.raises(RunError, match="--backend dask in 2 ranks"), workers(None, "dask"):
+        pass
+    assert not cluster
 
 
 def test_a_rank_that_fails_ends_all(tmp_path):
