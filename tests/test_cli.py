@@ -220,7 +220,7 @@ def test_an_interruption_is_said_in_one_line(tmp_path):
     code = (
         "import os, signal, sys; from fsla import cli; from fsla.experiments import synthetic\n"
         "signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background may have it ignored\n"
-        "synthetic._estimators = lambda spec, seed: os.kill(os.getpid(), signal.SIGINT)\n"
+        "synthetic._estimators = lambda spec, seed, tell: os.kill(os.getpid(), signal.SIGINT)\n"
         "cli.main()\n"
     )
     args = [sys.executable, "-c", code, "reproduce", "synthetic", "--out", "x"]

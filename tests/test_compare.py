@@ -16,6 +16,7 @@ from fsla.experiments.compare_problems import PROBLEMS, least_squares, quadratic
 from fsla.experiments.compare_report import Curve, Results, ratios
 from fsla.experiments.compare_runs import price, run
 from fsla.experiments.folder import RunError
+from fsla.experiments.runs import Workers
 from fsla.plots.compare import draw
 from fsla.problems import LeastSquares
 
@@ -106,7 +107,7 @@ def test_a_killed_run_and_two_processes_give_the_same_records(tmp_path):
     with pytest.raises(KeyboardInterrupt):
         carry_out(stopped, report=stop)
     assert len(without_seconds(tmp_path / "two")) == 2
-    carry_out(prepare(tmp_path / "two", SMALL), jobs=2)
+    carry_out(prepare(tmp_path / "two", SMALL), workers=Workers(2))
     assert without_seconds(tmp_path / "one") == without_seconds(tmp_path / "two")
 
 
@@ -143,7 +144,7 @@ def test_what_goes_wrong_in_a_worker_is_one_message(tmp_path):
     trial = {"problem": "quadratic", "algorithm": "soba", "kind": "trial", "setting": setting, "value": 1.0}
     plan.folder.save("quadratic-soba-tuning", [trial])
     with pytest.raises(RunError, match=r"soba must run on quadratic. It raised ValueError: The 'alpha' of Schedule"):
-        carry_out(plan, jobs=2)
+        carry_out(plan, workers=Workers(2))
     assert plan.folder.finished("quadratic-least")
 
 

@@ -9,7 +9,7 @@ import pytest
 ROOT = Path(__file__).parent.parent / "src" / "fsla"
 
 LAYERS = [
-    ["checks", "files", "rank_watch"],
+    ["checks", "files"],
     ["ranks"],
     ["tree"],
     ["sample"],

@@ -12,7 +12,7 @@ import torch
 from fsla import ranks
 from fsla.checkpoint import CheckpointError
 from fsla.checkpoint_folder import load_folder
-from fsla.rank_watch import Positions
+from fsla.ranks.watch import Positions
 from launch import torchrun
 
 PROGRAM = "front_program.py"

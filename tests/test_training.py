@@ -106,8 +106,8 @@ def test_a_killed_command_resumes_to_the_same_records(tmp_path):
         "SCALES['smoke'] = replace(SCALES['smoke'], base=replace(SCALES['smoke'].base, steps=40))\n"
         "from fsla.experiments.figures import CleaningSpec; from fsla.experiments.reproduce import reproduce\n"
         "import torch; torch.set_num_threads(1)\n"
-        "def report(spec, step, done, total):\n"
-        "    if [str(done), str(step)] == sys.argv[2:]:\n"
+        "def report(name, done, total):\n"
+        "    if [str(done)] == sys.argv[2:]:\n"
         "        os.kill(os.getpid(), signal.SIGKILL)\n"
         "reproduce(Path(sys.argv[1]), CleaningSpec(), ('fig4',), 1, report=report)\n"
     )
@@ -117,8 +117,8 @@ def test_a_killed_command_resumes_to_the_same_records(tmp_path):
         return subprocess.run(command, env={**os.environ, "PYTHONWARNINGS": "ignore"}, timeout=600).returncode
 
     assert outcome("whole") == 0
-    for done, step in ((0, 20), (2, 40)):  # saved at 10 and at 30
-        assert outcome("killed", done, step) == -signal.SIGKILL
+    for done in (20 / 40, 2 + 40 / 40):  # saved at 10 and at 30
+        assert outcome("killed", done) == -signal.SIGKILL
         assert list((tmp_path / "killed" / "runs").glob("*.part*"))
     assert outcome("killed") == 0
     records = [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -11,7 +12,9 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
-console = Console()
+FIRST = os.environ.get("RANK", "0") in ("", "0")
+"""Whether this process speaks: of several that torchrun started, the first does."""
+console = Console(quiet=not FIRST)
 
 
 def literal(text: str) -> str:
@@ -24,9 +27,10 @@ def say(text: str) -> None:
     console.print(Text(literal(text)), soft_wrap=True)
 
 
-def complain(text: str) -> None:
-    """Prints one line on stderr as it stands."""
-    print(f"fsla: {literal(text)}", file=sys.stderr)
+def complain(text: str, *, always: bool = False) -> None:
+    """Prints one line on stderr as it stands; of several ranks the first does, unless it is to be said in any case."""
+    if FIRST or always:
+        print(f"fsla: {literal(text)}", file=sys.stderr)
 
 
 @contextmanager
@@ -46,8 +50,11 @@ def run_bar() -> Progress:
 
 
 @contextmanager
-def watched(name: str) -> Iterator[Callable[[str, int, int], None]]:
+def watched(name: str, shown: bool = True) -> Iterator[Callable[[str, float, int], None]]:
     """A bar, and the function that moves it: what is under way, how much is done, of how much."""
+    if not shown:
+        yield lambda text, done, total: None
+        return
     with run_bar() as progress:
         task = progress.add_task(name, total=None)
         yield lambda text, done, total: progress.update(task, description=text, completed=done, total=total)

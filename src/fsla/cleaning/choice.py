@@ -19,6 +19,7 @@ from fsla.cleaning.bilevel import Weighed
 from fsla.cleaning.material import Material, threads
 from fsla.cleaning.mixture import Member, Mixture, likelihood, tempered
 from fsla.cleaning.ways import EVERYTHING, WITH_GROUPS, Bench, usual, ways
+from fsla.ranks import join
 
 FOLDS = 3
 TEMPERATURES = tuple(2 ** (step / 4) for step in range(-12, 13))
@@ -152,11 +153,13 @@ class Trial:
         tried = list(names or usual(material))
         for name in tried:
             pick(name, ways(material), "way to train")
+        here = join()
         parts = split(material, folds)
         self._held = Bench(material, [_without(parts, number) for number in range(folds)])
         self.candidates: list[Candidate] = []
         for name in tried:
-            if self.candidates and enough():
+            late: bool = here.from_first(bool(enough()))
+            if self.candidates and late:
                 break
             report(name, len(self.candidates), len(tried) + 1)
             fit = self._held.go(name).fit
@@ -164,7 +167,7 @@ class Trial:
             self.candidates.append(Candidate(name, held))
         self._skipped = tuple(tried[len(self.candidates) :])
         self._report = report
-        for candidate, share in zip(self.candidates, shares(self.candidates), strict=True):
+        for candidate, share in zip(self.candidates, here.from_first(shares(self.candidates)), strict=True):
             candidate.share = share
         self.final = Bench(material, repeats=repeats, groups=_mean(self._held.groups))
         """The ways with all trusted samples."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -137,3 +138,8 @@ def classes(given: Array, true: Array) -> Coded:
             f"{listed(np.unique(given), 5)}, and the trusted ones {listed(np.unique(true), 5)}."
         )
     return both
+
+
+def digest(array: Array) -> str:
+    """What is in an array, in short."""
+    return hashlib.blake2b(np.ascontiguousarray(array).tobytes(), digest_size=8).hexdigest()

@@ -12,6 +12,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from fsla.cleaning.material import Losses, Material, answers, given
 from fsla.cleaning.networks import stacked
+from fsla.ranks import join, parts
 
 BATCH = 128
 TRUSTED_BATCH = 64
@@ -54,18 +55,24 @@ class Lessons:
 def train(material: Material, lessons: Lessons, losses: Losses | None = None) -> list[nn.Module]:
     """Networks trained on samples that are drawn in proportion to their weights, and on trusted ones.
 
-    Small dense networks are trained all at once, others one by one.
+    Small dense networks are trained all at once, others one by one. Several ranks share the networks out, and tell each
+    other what theirs have learnt.
     """
     losses = given(material) if losses is None else losses
     networks = [material.network(number) for number in lessons.numbers]
-    together = stacked(networks)
+    here = join()
+    own = here.part(len(networks))
+    together = stacked(networks[own]) if networks[own] else None
     if together is not None:
-        _train(material, together, list(together.parameters()), lessons, losses)
+        _train(material, together, list(together.parameters()), lessons, losses, own)
         together.unstack()
     else:
-        for number, network in enumerate(networks):
+        for number in range(own.start, own.stop):
+            network = networks[number]
             network.train()
             _train(material, _one(network), list(network.parameters()), lessons[number : number + 1], losses)
+    for rank, theirs in enumerate(parts(len(networks), here.world)):
+        here.copy_from(rank, [t for network in networks[theirs] for t in network.state_dict().values()])
     for _ in networks:
         material.progress()
     return networks
@@ -82,7 +89,9 @@ def _train(
     parameters: list[nn.Parameter],
     lessons: Lessons,
     losses: Losses,
+    own: slice = slice(None),
 ) -> None:
+    """Trains those networks of the lessons that are one's own; what is drawn is drawn for all of them."""
     device = material.device
     on_gpu = device.type == "cuda"
     optimizer = torch.optim.Adam(parameters, lr=material.pace.rate, fused=True, capturable=on_gpu)
@@ -97,9 +106,14 @@ def _train(
         share = chances.sum(1) / lessons.seen.sum(1)
         bounds = chances.cumsum(1, dtype=torch.float64)
         batch = BATCH if float(share.max()) > 0 else 0
+        share = share[own]
+        bounds = bounds[own]
+    shown = shown[own]
+    known = known[own]
+    views = lessons.views[own]
 
     def uniform(size: int) -> Tensor:
-        return torch.rand(count, size, generator=generator, device=device, dtype=torch.float64)
+        return torch.rand(count, size, generator=generator, device=device, dtype=torch.float64)[own]
 
     def step() -> None:
         optimizer.zero_grad()
@@ -110,7 +124,7 @@ def _train(
         outputs = network(material.samples(rows))
         loss = material.losses(outputs[:, batch:], rows[:, batch:]).mean(1).sum()
         if batch:
-            loss = loss + (share * losses(outputs[:, :batch], lessons.views, rows[:, :batch]).mean(1)).sum()
+            loss = loss + (share * losses(outputs[:, :batch], views, rows[:, :batch]).mean(1)).sum()
         loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
 

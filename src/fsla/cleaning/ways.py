@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -27,6 +28,7 @@ from fsla.cleaning import transition
 from fsla.cleaning.bilevel import Weighed, acted_on, learn
 from fsla.cleaning.material import Losses, Material, evident, soft
 from fsla.cleaning.training import CrossFit, cross_fit, trusted_alone
+from fsla.ranks import apart, join, parts
 
 ROUNDS = 3
 ALONE = "trusted samples alone"
@@ -143,7 +145,20 @@ class Bench:
         return torch.ones(len(self.views), self.material.mixed, device=self.material.device)
 
     def _learn(self, index: Tensor, count: int) -> list[Weighed]:
-        return [learn(self.material, index, count, shown, view) for view, shown in enumerate(self.views)]
+        """The weights of each view; several ranks share the views out."""
+        here = join()
+        own = here.part(len(self.views))
+        found = []
+        with apart():
+            for view in range(own.start, own.stop):
+                found.append(learn(self.material, index, count, self.views[view], view))
+        curves = [curve for told in here.gather([weighed.curve for weighed in found]) for curve in told]
+        weights = torch.zeros(len(self.views), count, device=self.material.device)
+        if found:
+            weights[own] = torch.stack([weighed.weights for weighed in found])
+        for rank, theirs in enumerate(parts(len(self.views), here.world)):
+            here.copy_from(rank, [weights[theirs]])
+        return [Weighed(weight, _curve(curve)) for weight, curve in zip(weights, curves, strict=True)]
 
     def _group_weight(self) -> Tensor:
         material = self.material
@@ -185,6 +200,10 @@ class Bench:
 
     def _chances(self, p: Tensor, weight: Tensor) -> Tensor:
         return transition.chances(self._transition(p, weight), self.material.given, self.material.groups)
+
+
+def _curve(told: Sequence[Sequence[Any]]) -> list[tuple[int, float, list[float]]]:
+    return [(step, loss, weights) for step, loss, weights in told]
 
 
 Ways = dict[str, Callable[[Bench], Outcome]]

@@ -18,6 +18,7 @@ from fsla.cli.options import EXIT_CODES
 from fsla.cli.reproduce import reproduce
 from fsla.cli.trust import clean, weigh
 from fsla.experiments.folder import RunError
+from fsla.ranks import RankError, speaks
 from fsla.screen import complain, say
 
 app = typer.Typer(
@@ -62,8 +63,10 @@ def main() -> None:
         sys.stdout.reconfigure(errors="backslashreplace")  # Greek letters, where the terminal has none
     try:
         app()
-    except (RunError, ValueError, OSError) as error:
+    except (RunError, RankError, ValueError, OSError) as error:
         if os.environ.get("FSLA_TRACEBACK"):
             raise
-        complain(_message(error))
+        text = _message(error)
+        if speaks(text):
+            complain(text, always=True)
         sys.exit(2)

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from fsla.cli.options import RESUMES, DataDir, Out
+from fsla.cli.options import RESUMES, Address, Backend, DataDir, Jobs, Out
 from fsla.screen import interruptible, say, watched
 
 SHOWN = 12
@@ -26,8 +26,10 @@ def compare(
     ] = "smoke",
     calls: Annotated[int | None, typer.Option(min=1, help="Oracle calls of a run. Default: the scale's.")] = None,
     trials: Annotated[int | None, typer.Option(min=1, help="Settings that each may try. Default: the scale's.")] = None,
-    jobs: Annotated[int, typer.Option(min=1, help="Processes that share the work. The results are the same.")] = 1,
     data_dir: DataDir = None,
+    jobs: Jobs = None,
+    backend: Backend = "loky",
+    address: Address = None,
 ) -> None:
     """The algorithms on small problems at equal oracle calls, each tuned by the same random search.
 
@@ -35,15 +37,19 @@ def compare(
     """
     from fsla.experiments.compare import CompareSpec, carry_out, prepare
     from fsla.experiments.compare_methods import label
+    from fsla.experiments.runs import workers
     from fsla.plots.compare import draw
 
     spec = CompareSpec(scale, seeds, _names(algorithms), _names(problems), calls, trials)
-    plan = prepare(out, spec, data_dir)
-    for reason in plan.skipped:
-        say(reason)
-    say(plan.estimate(jobs))
-    with watched("compare") as report:
-        results, _ = carry_out(plan, jobs, report)
+    with workers(jobs, backend, address) as crew:
+        plan = prepare(out, spec, data_dir, crew)
+        if crew.first:
+            for text in (*plan.skipped, plan.estimate(crew.number)):
+                say(text)
+        with watched("compare", crew.first) as report:
+            results, _ = carry_out(plan, report, crew)
+    if not crew.first:
+        return
     say("place  algorithm            mean rank  problems")
     for place, row in enumerate(results.overall[:SHOWN], 1):
         say(f"{place:>5}  {label(row['algorithm']):<19}  {row['mean_rank']:>9.1f}  {row['problems']:>8}")

@@ -20,4 +20,12 @@ Model = Annotated[
     str | None, typer.Option(help="'cnn', 'cnn-small', 'cnn4' or 'softmax', in the place of the scale's.")
 ]
 Budget = Annotated[float | None, typer.Option(help="Wall-clock seconds after which a run is stopped.")]
+Jobs = Annotated[
+    int | None,
+    typer.Option(min=1, help="Runs at a time; the records are the same. Default: 1; a cluster uses all its workers."),
+]
+Backend = Annotated[
+    str, typer.Option(help="Who does the runs: 'loky' (processes of this machine), or a cluster: 'dask' or 'ray'.")
+]
+Address = Annotated[str | None, typer.Option(help="Of the cluster: tcp://HOST:8786 for dask, HOST:6379 for ray.")]
 Engine = Annotated[str, typer.Option(help="'auto', 'eager', 'graph' (captured steps) or 'compile'.")]

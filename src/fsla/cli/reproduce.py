@@ -2,20 +2,35 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.markdown import Markdown
 
-from fsla.cli.options import EXIT_CODES, RESUMES, Budget, DataDir, Device, Engine, Model, Out, Scale, Seeds
-from fsla.experiments.folder import Folder, check_parent
+from fsla.cli.options import (
+    EXIT_CODES,
+    RESUMES,
+    Address,
+    Backend,
+    Budget,
+    DataDir,
+    Device,
+    Engine,
+    Jobs,
+    Model,
+    Out,
+    Scale,
+    Seeds,
+)
+from fsla.experiments.folder import check_parent
 from fsla.experiments.report import Summary, claims
-from fsla.screen import console, interruptible, run_bar, say, watched
+from fsla.screen import console, interruptible, say, watched
 
 if TYPE_CHECKING:
-    from fsla.experiments.cleaning import RunSpec
     from fsla.experiments.reproduce import Plan
+    from fsla.experiments.runs import Workers
 
 reproduce = typer.Typer(
     no_args_is_help=True, help="Reproduce an experiment of the paper: records, summary, figures.", epilog=EXIT_CODES
@@ -24,23 +39,28 @@ reproduce = typer.Typer(
 
 @reproduce.command()
 @interruptible(RESUMES)
-def synthetic(out: Out, seeds: Seeds = 20) -> None:
+def synthetic(
+    out: Out, seeds: Seeds = 20, jobs: Jobs = None, backend: Backend = "loky", address: Address = None
+) -> None:
     """Section 6.1, Figure 1: the error of FSLA, NS, BP and CG on the quadratic, against K, products and time."""
-    _synthetic(out, seeds)
+    from fsla.experiments.runs import workers
+
+    with workers(jobs, backend, address) as crew:
+        _synthetic(out, seeds, crew)
 
 
-def _synthetic(out: Path, seeds: int) -> None:
+def _synthetic(out: Path, seeds: int, crew: Workers) -> None:
     from fsla.experiments import synthetic as experiment
     from fsla.experiments.synthetic_summary import summary_of
     from fsla.plots.synthetic import draw
 
     spec = experiment.SyntheticSpec(seeds=seeds)
-    folder = Folder(out, "synthetic", spec)
-    with watched("synthetic") as report:
-        records = experiment.run(spec, folder, report)
+    folder = crew.open(out, "synthetic", spec)
+    with watched("synthetic", crew.first) as report:
+        records = experiment.run(spec, folder, report, crew)
     summary = summary_of(spec, records)
-    summary.save(out)
-    _show(out, summary, draw(out, records))
+    folder.conclude(summary)
+    _show(crew, out, summary, lambda: draw(out, records))
 
 
 @reproduce.command()
@@ -52,18 +72,21 @@ def sources(
     ] = "smoke",
     seeds: Annotated[int, typer.Option(min=1, help="Number of runs with other text and another start.")] = 1,
     device: Device = "auto",
+    jobs: Jobs = None,
+    backend: Backend = "loky",
+    address: Address = None,
 ) -> None:
     """Not in the paper: the weights of ten sources of text, learnt while a transformer trains on them.
 
     Where the folder has its records, only summary and figure are made again.
     """
-    from fsla.checks import pick_device
+    from fsla.experiments.runs import workers
     from fsla.experiments.sources import reproduce
     from fsla.plots.sources import draw
 
-    with watched("sources") as report:
-        records, summary = reproduce(out, scale, seeds, pick_device(device), report)
-    _show(out, summary, draw(out, records))
+    with workers(jobs, backend, address) as crew, watched("sources", crew.first) as report:
+        records, summary = reproduce(out, scale, seeds, crew.device(device), report, crew)
+    _show(crew, out, summary, lambda: draw(out, records))
 
 
 @reproduce.command()
@@ -71,13 +94,17 @@ def sources(
 def automatic(
     out: Out,
     steps: Annotated[int, typer.Option(min=1, help="Steps of each run.")] = 600,
+    jobs: Jobs = None,
+    backend: Backend = "loky",
+    address: Address = None,
 ) -> None:
     """Not in the paper: steps that need no tuning against the best of a grid, on seventeen tasks (half an hour)."""
     from fsla.experiments.automatic import AutomaticSpec, reproduce
+    from fsla.experiments.runs import workers
 
-    with watched("automatic") as report:
-        summary = reproduce(out, AutomaticSpec(steps), report)
-    _show(out, summary, [])
+    with workers(jobs, backend, address) as crew, watched("automatic", crew.first) as report:
+        summary = reproduce(out, AutomaticSpec(steps), report, crew)
+    _show(crew, out, summary, list)
 
 
 @reproduce.command()
@@ -91,40 +118,32 @@ def weights(
     kinds: Annotated[str, typer.Option(help="Only of these kinds, with commas: sources, uniform, pair …")] = "",
     data_dir: DataDir = None,
     device: Device = "auto",
+    jobs: Jobs = None,
+    backend: Backend = "loky",
+    address: Address = None,
 ) -> None:
     """Not in the paper: which data to trust, measured on data made bad on purpose, against the alternatives."""
-    from fsla.checks import pick_device
     from fsla.experiments.data_weights import WeightsSpec, reproduce
+    from fsla.experiments.runs import workers
     from fsla.plots.weights import draw
 
     spec = WeightsSpec(scale, seeds, tuple(kind.strip() for kind in kinds.split(",") if kind.strip()))
-    with watched("weights") as report:
-        rows, summary = reproduce(out, spec, data_dir=data_dir, device=pick_device(device), report=report)
-    _show(out, summary, draw(out, rows))
+    with workers(jobs, backend, address) as crew, watched("weights", crew.first) as report:
+        on = crew.device(device)
+        rows, summary = reproduce(out, spec, data_dir=data_dir, device=on, report=report, workers=crew)
+    _show(crew, out, summary, lambda: draw(out, rows))
 
 
-def _cleaning(plan: Plan) -> None:
-    import torch
-
+def _cleaning(plan: Plan, crew: Workers) -> None:
     from fsla.experiments.reproduce import carry_out
     from fsla.plots.cleaning import draw
 
-    if plan.panels.asked.scale == "smoke":
-        torch.set_num_threads(1)  # its tensors are small: more threads only wait for each other
-    with run_bar() as progress:
-        runs = progress.add_task("runs", total=None)
-        steps = progress.add_task("steps", total=None)
-
-        def report(spec: RunSpec, step: int, done: int, total: int) -> None:
-            progress.update(runs, completed=done, total=total)
-            progress.update(steps, description=f"{spec.task.dataset} {spec.method}", completed=step, total=spec.steps)
-
-        results, summary = carry_out(plan, report)
-        progress.update(runs, completed=progress.tasks[0].total)
+    with watched("runs", crew.first) as report:
+        results, summary = carry_out(plan, report, crew)
     note = ""
     if plan.panels.asked.scale == "smoke":
         note = "Small data and another model: what does not hold here may hold at the paper's size."
-    _show(plan.out, summary, draw(plan.out, plan.figures, results), note)
+    _show(crew, plan.out, summary, lambda: draw(plan.out, plan.figures, results), note)
 
 
 def _group(name: str, text: str) -> None:
@@ -140,26 +159,30 @@ def _group(name: str, text: str) -> None:
         model: Model = None,
         budget: Budget = None,
         engine: Engine = "auto",
+        jobs: Jobs = None,
+        backend: Backend = "loky",
+        address: Address = None,
     ) -> None:
-        from fsla.checks import pick_device
         from fsla.experiments.figures import GROUPS, CleaningSpec
         from fsla.experiments.reproduce import prepare
+        from fsla.experiments.runs import workers
 
         asked = CleaningSpec(scale, model, budget)
         if name == "all":
             check_parent(out, ("synthetic", "cleaning"))
-        plan = prepare(
-            out / "cleaning" if name == "all" else out,
-            asked,
-            GROUPS[name],
-            seeds,
-            data_dir=data_dir,
-            device=pick_device(device),
-            engine=engine,
-        )
-        if name == "all":  # by now everything that was asked for is known to be good
-            _synthetic(out / "synthetic", 20 if scale == "paper" else min(seeds, 3))
-        _cleaning(plan)
+        with workers(jobs, backend, address) as crew:
+            plan = prepare(
+                out / "cleaning" if name == "all" else out,
+                asked,
+                GROUPS[name],
+                seeds,
+                data_dir=data_dir,
+                device=crew.device(device),
+                engine=engine,
+            )
+            if name == "all":  # by now everything that was asked for is known to be good
+                _synthetic(out / "synthetic", 20 if scale == "paper" else min(seeds, 3), crew)
+            _cleaning(plan, crew)
 
     reproduce.command(name, help=text)(command)
 
@@ -173,7 +196,10 @@ _group("momentum", "Not in the paper: STORM, a moving average, no momentum, and 
 _group("all", "Everything, the synthetic experiment too (20 seeds of it at paper scale, at most 3 at smoke scale).")
 
 
-def _show(out: Path, summary: Summary, figures: list[Path], note: str = "") -> None:
+def _show(crew: Workers, out: Path, summary: Summary, draw: Callable[[], list[Path]], note: str = "") -> None:
+    if not crew.first:
+        return
+    figures = draw()
     console.print(Markdown(claims(summary.claims)))
     if note:
         say(note)

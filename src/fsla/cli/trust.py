@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fsla.cli.options import Device
+from fsla.ranks import join
 from fsla.screen import complain, console, interruptible, say, watched
 
 if TYPE_CHECKING:
@@ -65,7 +66,7 @@ def clean(
     from fsla.cleaning.estimators import HyperCleaner
     from fsla.cleaning.reading import Columns
 
-    jobs.check_out(out)
+    join().first(lambda: jobs.check_out(out))
     options = _options("dense" if demo and model == "auto" else model, budget, seed, device)
     if demo:
         _demo(out, options)
@@ -109,7 +110,7 @@ def weigh(
     from fsla.cleaning.estimators import DataWeigher
     from fsla.cleaning.reading import Columns
 
-    jobs.check_out(out)
+    join().first(lambda: jobs.check_out(out))
     options = _options("dense" if demo and model == "auto" else model, budget, seed, device)
     columns = Columns(label, id_column, group, trusted_column, image, _names(features), size)
     if not demo and group is None and data is not None and data.suffix.lower() != ".npz":
@@ -184,7 +185,7 @@ def _options(model: str, budget: float | None, seed: int, device: str) -> dict[s
 
 def _fitted(fit: Callable[[Report], Any]) -> Any:
     """Fits under a bar; warnings become lines."""
-    with warnings.catch_warnings(record=True) as caught, watched("training") as report:
+    with warnings.catch_warnings(record=True) as caught, watched("training", join().is_first) as report:
         warnings.simplefilter("always")
         found = fit(report)
     for text in dict.fromkeys(str(w.message) for w in caught if issubclass(w.category, UserWarning)):
@@ -195,6 +196,8 @@ def _fitted(fit: Callable[[Report], Any]) -> Any:
 def _end(out: Path, found: Any, job: Job, title: str, more: dict[str, object]) -> None:
     from fsla.cleaning import job as jobs
 
+    if not join().is_first:
+        return
     say(jobs.write(out, found, job, title, more))
     if hasattr(found, "weights_"):
         width = max(5, *(len(str(name)) for name in found.weights_["group"]))

@@ -25,7 +25,9 @@ from torch import Tensor, nn
 from fsla.checks import whole_number
 from fsla.experiments.automatic_tasks import Task, tasks
 from fsla.experiments.folder import Folder, Record
+from fsla.experiments.job import Job, Tell
 from fsla.experiments.report import Claim, Summary, table
+from fsla.experiments.runs import HERE, Report, Workers, unseen
 from fsla.front import FSLA, DivergenceError, RescueWarning
 from fsla.front.steps import Curvature
 
@@ -33,7 +35,6 @@ T = (0.3, 1.0)
 R = (1.0, 0.1)
 M = (0.01, 0.03, 0.1, 0.3)
 FALLS = (False, True)
-Report = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True)
@@ -45,27 +46,26 @@ class AutomaticSpec:
         whole_number(self.steps, "steps", "AutomaticSpec")
 
 
-def run(spec: AutomaticSpec, folder: Folder, report: Report) -> list[Record]:
-    """Does the tasks that the folder lacks; `report(name, done, total)` is called before each run."""
-    names = []
-    everything = tasks()
-    for task in everything:
-        names.append("".join(c if c.isalnum() else "-" for c in task.name))
-        if not folder.finished(names[-1]):
-            folder.save(names[-1], _compare(spec, task, report))
-    return folder.gather(names)
+def run(spec: AutomaticSpec, folder: Folder, report: Report = unseen, workers: Workers = HERE) -> list[Record]:
+    """Does the tasks that the folder lacks; returns the records of all."""
+    jobs = [
+        Job("".join(c if c.isalnum() else "-" for c in task.name), task.name, partial(_compare, spec, task.name))
+        for task in tasks()
+    ]
+    workers.do(folder, jobs, report)
+    return folder.gather([job.name for job in jobs])
 
 
-def _compare(spec: AutomaticSpec, task: Task, report: Report) -> list[Record]:
+def _compare(spec: AutomaticSpec, name: str, tell: Tell) -> list[Record]:
+    (task,) = [task for task in tasks() if task.name == name]
     settings = list(product(T, R, M, FALLS))
-    report(task.name, 0, len(settings) + 1)
     model, outer = task.build()
     start = _f(task, model, outer)
     found, rescues = _automatic(spec, task)
     records: list[Record] = [{"task": task.name, "rule": "automatic", "f": found, "rescues": rescues, "start": start}]
     curvature, size = _scales(spec, task)
     for i, (t, r, m, falls) in enumerate(settings):
-        report(task.name, i + 1, len(settings) + 1)
+        tell((i + 1) / (len(settings) + 1))
         tau = t / curvature
         f = _constants(spec, task, m / size, tau, r * tau, falls)
         records.append({"task": task.name, "rule": "constants", "f": f, "t": t, "r": r, "m": m, "falls": falls})
@@ -211,10 +211,10 @@ def _ratio(row: Record) -> str:
     return "diverged" if row["ratio"] is None else f"{row['ratio']:.2f}"
 
 
-def reproduce(out: Path, spec: AutomaticSpec, report: Report = lambda name, done, total: None) -> Summary:
+def reproduce(out: Path, spec: AutomaticSpec, report: Report = unseen, workers: Workers = HERE) -> Summary:
     """Does the tasks that the folder lacks, and writes the summary."""
-    torch.set_num_threads(1)  # the tensors are small: more threads only wait for each other
-    rows = summarise(run(spec, Folder(out, "automatic", spec), report))
+    folder = workers.open(out, "automatic", spec)
+    rows = summarise(run(spec, folder, report, workers))
     summary = Summary(claims(rows), {"tasks": rows}, markdown(spec, rows))
-    summary.save(out)
+    folder.conclude(summary)
     return summary

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
@@ -57,9 +58,10 @@ class Vector(nn.Module):
         self.x = nn.Parameter(torch.full((n,), start, dtype=dtype))
 
 
-def tasks() -> list[Task]:
+@cache
+def tasks() -> tuple[Task, ...]:
     """All tasks, the names of each once."""
-    return [
+    return (
         _least_squares(10.0, None),
         _least_squares(1e3, None),
         _least_squares(1e5, None),
@@ -77,7 +79,7 @@ def tasks() -> list[Task]:
         _sources("softmax"),
         _sources("dense"),
         _representation(),
-    ]
+    )
 
 
 def _least_squares(condition: float, batch: int | None) -> Task:

@@ -8,11 +8,9 @@ results depend neither on the clock nor on how many processes share the work.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
-from concurrent.futures.process import BrokenProcessPool
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 
 from fsla.checks import pick, whole_number
@@ -23,9 +21,10 @@ from fsla.experiments.compare_report import Results, summary_of
 from fsla.experiments.compare_runs import Stop
 from fsla.experiments.compare_runs import run as run_once
 from fsla.experiments.compare_task import Task
-from fsla.experiments.compare_workers import single_threaded, workers
 from fsla.experiments.folder import Folder, Record, RunError
+from fsla.experiments.job import Job, Tell, quiet
 from fsla.experiments.report import Summary
+from fsla.experiments.runs import HERE, Report, Workers, unseen
 
 __all__ = ["METHODS", "PROBLEMS", "CompareSpec", "Plan", "carry_out", "prepare"]
 
@@ -35,7 +34,6 @@ MS_A_CALL = 0.5
 """Milliseconds that a call takes, for the estimate alone."""
 START: Setting = {"alpha": 1.0, "tau": 1.0, "beta": 1.0, "eta": 1.0, "power": 0.0}
 """What methods are given whose steps find themselves."""
-Report = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True)
@@ -146,7 +144,7 @@ class Plan:
         )
 
 
-def prepare(out: Path, spec: CompareSpec, data_dir: Path | None = None) -> Plan:
+def prepare(out: Path, spec: CompareSpec, data_dir: Path | None = None, workers: Workers = HERE) -> Plan:
     """Reads the data and opens the folder. A problem that was not named is left out where it has no data."""
     offline = [name for name in PROBLEMS if DATA.get(name) != "mnist"]
     names = spec.problems or (tuple(PROBLEMS) if spec.scale == "paper" else offline)
@@ -163,7 +161,7 @@ def prepare(out: Path, spec: CompareSpec, data_dir: Path | None = None) -> Plan:
             if spec.problems:
                 raise
             skipped.append(f"The problem {name} is left out. {error}")
-    folder = Folder(out, "compare", replace(spec, algorithms=(), problems=()), prints)
+    folder = workers.open(out, "compare", replace(spec, algorithms=(), problems=()), prints)
     return Plan(spec, folder, data_dir, tasks, spec.algorithms or tuple(known()), tuple(skipped))
 
 
@@ -172,19 +170,17 @@ def _task(name: str, data_dir: Path | None) -> Task:
     return PROBLEMS[name](data_dir)
 
 
-def carry_out(plan: Plan, jobs: int = 1, report: Report = lambda name, done, total: None) -> tuple[Results, Summary]:
-    """Does what the folder lacks, in so many processes, and writes the summary."""
-    whole_number(jobs, "jobs", "carry_out")
+def carry_out(plan: Plan, report: Report = unseen, workers: Workers = HERE) -> tuple[Results, Summary]:
+    """Does what the folder lacks, and writes the summary."""
     total = len(plan.first) + len(plan.second)
-    with workers(jobs) as pool:
-        _do(plan, pool, plan.first, {}, 0, total, report)
-        searched = plan.folder.gather([unit.name for unit in plan.first])
-        chosen = {(r["problem"], r["algorithm"]): r["setting"] for r in _best(searched)}
-        _do(plan, pool, plan.second, chosen, len(plan.first), total, report)
+    workers.do(plan.folder, _jobs(plan, plan.first, {}), report, 0, total)
+    searched = plan.folder.gather([unit.name for unit in plan.first])
+    chosen = {(r["problem"], r["algorithm"]): r["setting"] for r in _best(searched)}
+    workers.do(plan.folder, _jobs(plan, plan.second, chosen), report, len(plan.first), total)
     records = plan.folder.gather([unit.name for unit in (*plan.first, *plan.second)])
     results = Results.of(records, {name: task.title for name, task in plan.tasks.items()})
     summary = summary_of(plan.spec.scale, plan.spec.budget, plan.spec.trials, results, plan.skipped)
-    summary.save(plan.folder.path)
+    plan.folder.conclude(summary)
     return results, summary
 
 
@@ -202,52 +198,21 @@ def _best(records: list[Record]) -> list[Record]:
     return list(found.values())
 
 
-def _do(
-    plan: Plan,
-    pool: ProcessPoolExecutor | None,
-    units: Sequence[Unit],
-    chosen: Mapping[tuple[str, str], Setting],
-    done: int,
-    total: int,
-    report: Report,
-) -> None:
-    left = [unit for unit in units if not plan.folder.finished(unit.name)]
-    done += len(units) - len(left)
-
-    def asked(unit: Unit) -> tuple[CompareSpec, Path | None, Unit, Setting | None]:
-        setting = chosen.get((unit.problem, unit.algorithm))
+def _jobs(plan: Plan, units: Sequence[Unit], chosen: Mapping[tuple[str, str], Setting]) -> list[Job]:
+    def setting(unit: Unit) -> Setting | None:
         if unit.algorithm and not METHODS[unit.algorithm].searched:
-            setting = START
-        return plan.spec, plan.data_dir, unit, setting
+            return START
+        return chosen.get((unit.problem, unit.algorithm))
 
-    if pool is None:
-        for unit in left:
-            report(unit.text, done, total)
-            plan.folder.save(unit.name, records_of(*asked(unit)))
-            done += 1
-        return
-    waiting: dict[Future[list[Record]], Unit] = {pool.submit(records_of, *asked(unit)): unit for unit in left}
-    pending = set(waiting)
-    try:
-        while pending:
-            ready, pending = wait(pending, return_when=FIRST_COMPLETED)
-            for future in sorted(ready, key=lambda one: one.exception() is not None):  # what ended well is kept
-                plan.folder.save(waiting[future].name, future.result())
-                done += 1
-                report(waiting[future].text, done, total)
-    except BrokenProcessPool:
-        raise RunError(
-            "Every worker process must live until its runs have ended. One ended before, killed or out of memory. The "
-            "runs that ended are kept; give the same command again, with fewer --jobs if memory was short."
-        ) from None
-    finally:
-        for future in pending:
-            future.cancel()
+    return [
+        Job(unit.name, unit.text, partial(records_of, plan.spec, plan.data_dir, unit, setting(unit))) for unit in units
+    ]
 
 
-def records_of(spec: CompareSpec, data_dir: Path | None, unit: Unit, setting: Setting | None) -> list[Record]:
+def records_of(
+    spec: CompareSpec, data_dir: Path | None, unit: Unit, setting: Setting | None, tell: Tell = quiet
+) -> list[Record]:
     """The records of a unit. What goes wrong in it is one message."""
-    single_threaded()
     task = _task(unit.problem, data_dir)
     head: Record = {"problem": unit.problem}
     try:

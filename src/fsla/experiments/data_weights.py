@@ -25,14 +25,16 @@ from fsla.cleaning.material import Material, threads
 from fsla.cleaning.networks import maker, pace
 from fsla.cleaning.training import CrossFit, cross_fit
 from fsla.cleaning.ways import EVERYTHING, WITH_GROUPS, ways
-from fsla.data import Images, fingerprint, load
+from fsla.data import load
 from fsla.experiments.folder import Folder, Record
+from fsla.experiments.images import held, hold
+from fsla.experiments.job import Job, Tell
 from fsla.experiments.report import Summary
+from fsla.experiments.runs import HERE, Report, Workers, unseen
 from fsla.experiments.weights_report import CHOSEN, CLEANLAB, ORACLE, claims, markdown, summarise
 from fsla.experiments.weights_tasks import KINDS, RIGHT, Mixed, make
 
 FIRST_SEED = 6
-Report = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True)
@@ -103,29 +105,42 @@ class Answer(NamedTuple):
     more: dict[str, Any]
 
 
+@dataclass(frozen=True)
+class Place:
+    """Where a run is done, and on which data: the folder of the data sets, and their fingerprints."""
+
+    device: torch.device
+    data_dir: Path | None
+    prints: Mapping[str, str]
+
+
 def run(
-    spec: WeightsSpec, folder: Folder, images: Mapping[str, Images], device: torch.device, report: Report
+    spec: WeightsSpec, folder: Folder, place: Place, report: Report = unseen, workers: Workers = HERE
 ) -> list[Record]:
-    """Does the cells that the folder lacks; `report(name, done, total)` is called before each method."""
-    names = []
-    for cell in spec.cells:
-        for seed in range(FIRST_SEED, FIRST_SEED + spec.seeds):
-            names.append(f"{cell.kind}-{cell.rate:g}-{cell.trusted}-{seed}".replace(".", "_"))
-            if not folder.finished(names[-1]):
-                folder.save(names[-1], _measured(spec, cell, seed, images, device, report))
-    return folder.gather(names)
+    """Does the cells that the folder lacks; returns the records of all."""
+    jobs = [
+        Job(
+            f"{cell.kind}-{cell.rate:g}-{cell.trusted}-{seed}".replace(".", "_"),
+            f"{cell.name}, seed {seed}",
+            partial(_measured, spec, cell, seed, place),
+            gpu=place.device.type != "cpu",
+        )
+        for cell in spec.cells
+        for seed in range(FIRST_SEED, FIRST_SEED + spec.seeds)
+    ]
+    workers.do(folder, jobs, report)
+    return folder.gather([job.name for job in jobs])
 
 
-def _measured(
-    spec: WeightsSpec, cell: Cell, seed: int, images: Mapping[str, Images], device: torch.device, report: Report
-) -> list[Record]:
+def _measured(spec: WeightsSpec, cell: Cell, seed: int, place: Place, tell: Tell) -> list[Record]:
+    images = {name: held(name, known, place.data_dir) for name, known in place.prints.items()}
     data = make(cell.kind, images[spec.dataset], seed, cell.rate, cell.trusted, spec.count, images.get("mnist"))
-    material, test_x = _material(spec, data, seed, device)
+    material, test_x = _material(spec, data, seed, place.device)
     known = ways(material)
     records: list[Record] = []
 
     def judged(name: str, done: int, act: Callable[[], Answer]) -> None:
-        report(f"{cell.name}, seed {seed}", done, len(known) + 3)
+        tell(done / (len(known) + 3))
         start = time.perf_counter()
         answer = act()
         seconds = time.perf_counter() - start
@@ -240,17 +255,17 @@ def reproduce(
     *,
     data_dir: Path | None = None,
     device: torch.device | str = "cpu",
-    report: Report = lambda name, done, total: None,
+    report: Report = unseen,
+    workers: Workers = HERE,
 ) -> tuple[list[Record], Summary]:
     """Does the cells that the folder lacks, and writes the summary; returns its rows too."""
     names = [
         spec.dataset,
         *(["mnist"] if spec.scale == "paper" and any(c.kind == "sources" for c in spec.cells) else []),
     ]
-    images = {name: load(name, data_dir) for name in names}
-    prints = {name: fingerprint(data) for name, data in images.items()}
-    folder = Folder(out, "weights", replace(spec, kinds=()), prints)
-    rows = summarise(run(spec, folder, images, torch.device(device), report))
+    prints = {name: hold(load(name, data_dir)) for name in names}
+    folder = workers.open(out, "weights", replace(spec, kinds=()), prints)
+    rows = summarise(run(spec, folder, Place(torch.device(device), data_dir, prints), report, workers))
     summary = Summary(claims(rows), {"rows": rows}, markdown(_head(spec), rows))
-    summary.save(out)
+    folder.conclude(summary)
     return rows, summary

@@ -21,6 +21,8 @@ from fsla.files import is_temporary, remove_orphans, write_bytes, write_text
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
+    from fsla.experiments.report import Summary
+
 Record = dict[str, Any]
 Settings = dict[str, Any]
 
@@ -112,24 +114,40 @@ def _foreign(path: Path, others: Sequence[str]) -> RunError:
 
 
 class Folder:
-    """The folder of one experiment. Opening one that holds another experiment, or other files, is an error."""
+    """The folder of one experiment. Opening one that holds another experiment, or other files, is an error.
+
+    Where several processes do the runs, each saves its own, and only the `first` writes what is of all.
+    """
 
     def __init__(
-        self, path: Path, experiment: str, spec: DataclassInstance, data: Mapping[str, str] | None = None
+        self,
+        path: Path,
+        experiment: str,
+        spec: DataclassInstance,
+        data: Mapping[str, str] | None = None,
+        *,
+        first: bool = True,
     ) -> None:
         self.path = path
         self.runs = path / "runs"
+        self.first = first
         settings = json.dumps(settings_for(path, experiment, spec, data), indent=2) + "\n"
+        if not first:
+            return
         file = path / _SETTINGS
         try:
             path.mkdir(parents=True, exist_ok=True)
             if not file.exists() or file.read_text(encoding="utf-8") != settings:
                 write_text(file, settings)
             self.runs.mkdir(exist_ok=True)
-            remove_orphans(path)
-            remove_orphans(self.runs)
+            self.tidy()
         except OSError as error:
             raise _unwritable(path, error) from None
+
+    def tidy(self) -> None:
+        """Removes what killed processes left half-written."""
+        remove_orphans(self.path)
+        remove_orphans(self.runs)
 
     def finished(self, name: str) -> bool:
         """Whether the file of a run is there and whole."""
@@ -151,8 +169,14 @@ class Folder:
                     "same command does that run again."
                 )
             gathered += lines
-        write_bytes(self.path / "records.jsonl", gathered)
+        if self.first:
+            write_bytes(self.path / "records.jsonl", gathered)
         return [json.loads(line) for line in gathered.splitlines()]
+
+    def conclude(self, summary: Summary) -> None:
+        """Writes the summary of all runs."""
+        if self.first:
+            summary.save(self.path)
 
     def _file(self, name: str) -> Path:
         return self.runs / f"{name}.jsonl"

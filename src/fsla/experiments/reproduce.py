@@ -2,27 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from fsla.checks import pick
-from fsla.data import Images, fingerprint, load, make_task
+from fsla.data import load, make_task
 from fsla.experiments.cleaning import RunSpec, execute
 from fsla.experiments.cleaning_claims import all_claims
 from fsla.experiments.cleaning_summary import markdown
 from fsla.experiments.figures import FIGURES, CleaningSpec, Panels, panels
 from fsla.experiments.folder import Folder, settings_for
+from fsla.experiments.images import held, hold
+from fsla.experiments.job import Job, Tell
 from fsla.experiments.report import Summary
 from fsla.experiments.results import Results
+from fsla.experiments.runs import HERE, Report, Workers, unseen
 from fsla.training.engine import ENGINES
 
 EXPERIMENT = "cleaning"
-Report = Callable[[RunSpec, int, int, int], None]
-"""Called with the run, its step, and how many runs are done of how many."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +35,7 @@ class Plan:
     panels: Panels
     figures: tuple[str, ...]
     seeds: int
-    images: Mapping[str, Images]
+    data_dir: Path | None
     fingerprints: Mapping[str, str]
     device: torch.device | str
     engine: str
@@ -56,32 +58,40 @@ def prepare(
     images = {name: load(name, data_dir) for name in dict.fromkeys(spec.task.dataset for spec in wanted)}
     for task in dict.fromkeys(replace(spec.task, seed=0) for spec in wanted):
         make_task(task, images=images[task.dataset])  # tells whether the data set has enough images
-    fingerprints = {name: fingerprint(data) for name, data in images.items()}
+    fingerprints = {name: hold(data) for name, data in images.items()}
     settings_for(out, EXPERIMENT, asked, fingerprints)
-    return Plan(out, every, figures, seeds, images, fingerprints, device, engine)
+    return Plan(out, every, figures, seeds, data_dir, fingerprints, device, engine)
 
 
-def carry_out(plan: Plan, report: Report = lambda spec, step, done, total: None) -> tuple[Results, Summary]:
+def carry_out(plan: Plan, report: Report = unseen, workers: Workers = HERE) -> tuple[Results, Summary]:
     """Does the runs that the folder lacks; returns the results and the summary, which are written there too.
 
     The records and the summary are of every figure whose runs the folder has by then, asked for now or before.
     """
-    folder = Folder(plan.out, EXPERIMENT, plan.panels.asked, plan.fingerprints)
-    wanted = plan.panels.runs(plan.figures, plan.seeds)
-    for done, spec in enumerate(wanted):
-        report(spec, 0, done, len(wanted))
-        if folder.finished(spec.name):
-            continue
-        part = folder.runs / f"{spec.name}.part.safetensors"
-
-        def tell(record: dict[str, Any], spec: RunSpec = spec, done: int = done) -> None:
-            report(spec, record["step"], done, len(wanted))
-
-        data = plan.images[spec.task.dataset]
-        records = execute(spec, checkpoint=part, images=data, device=plan.device, engine=plan.engine, on_measure=tell)
-        folder.save(spec.name, records)
-        part.unlink(missing_ok=True)
+    folder = workers.open(plan.out, EXPERIMENT, plan.panels.asked, plan.fingerprints)
+    gpu = torch.device(plan.device).type != "cpu"
+    jobs = []
+    for spec in plan.panels.runs(plan.figures, plan.seeds):
+        part = folder.runs.resolve() / f"{spec.name}.part.safetensors"
+        known = plan.fingerprints[spec.task.dataset]
+        work = partial(_execute, spec, part, plan.data_dir, known, plan.device, plan.engine)
+        jobs.append(Job(spec.name, f"{spec.task.dataset} {spec.method}", work, part=part, gpu=gpu))
+    workers.do(folder, jobs, report)
     return _summarise(folder, plan)
+
+
+def _execute(
+    spec: RunSpec, part: Path, data_dir: Path | None, known: str, device: torch.device | str, engine: str, tell: Tell
+) -> list[dict[str, Any]]:
+    """One run, from its checkpoint if there is one. A worker that does not see the folder keeps none."""
+    return execute(
+        spec,
+        checkpoint=part if part.parent.is_dir() else None,
+        images=held(spec.task.dataset, known, data_dir),
+        device=device,
+        engine=engine,
+        on_measure=lambda record: tell(record["step"] / spec.steps),
+    )
 
 
 def _summarise(folder: Folder, plan: Plan) -> tuple[Results, Summary]:
@@ -101,7 +111,7 @@ def _summarise(folder: Folder, plan: Plan) -> tuple[Results, Summary]:
         "runs": {name: records[-1] for name, records in by_run.items()},
     }
     summary = Summary(claims, numbers, markdown(figures, results))
-    summary.save(folder.path)
+    folder.conclude(summary)
     return results, summary
 
 
@@ -114,8 +124,9 @@ def reproduce(
     data_dir: Path | None = None,
     device: torch.device | str = "cpu",
     engine: str = "auto",
-    report: Report = lambda spec, step, done, total: None,
+    report: Report = unseen,
+    workers: Workers = HERE,
 ) -> tuple[Results, Summary]:
     """Checks what was asked for, then does it: `prepare` and `carry_out` in one call."""
     plan = prepare(out, asked, figures, seeds, data_dir=data_dir, device=device, engine=engine)
-    return carry_out(plan, report)
+    return carry_out(plan, report, workers)

@@ -17,8 +17,8 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -27,7 +27,9 @@ from torch import Tensor
 from fsla.algorithms.fixed import Fixed
 from fsla.checks import pick, positive, whole_number
 from fsla.experiments.folder import Folder, Record
+from fsla.experiments.job import Job, Tell
 from fsla.experiments.report import Claim, Summary, table
+from fsla.experiments.runs import HERE, Report, Workers, unseen
 from fsla.inner import Descent
 from fsla.jacobi import Jacobi
 from fsla.module import functional
@@ -43,9 +45,6 @@ from fsla.update import Adam
 METHODS = ("learnt", "equal")
 UP = 0.8
 DOWN = 0.2
-Report = Callable[[str, int, int], None]
-"""Called with the run, its step, and how many steps it has."""
-
 
 _LITTLE_TEXT = TextSpec(symbols=32, length=32, sequences=2000)
 
@@ -85,18 +84,21 @@ SCALES = {
 """A minute on two cores; and GPT-2's small size under bfloat16 autocast, for a GPU."""
 
 
-def run(spec: SourcesSpec, folder: Folder, device: torch.device, report: Report) -> list[Record]:
+def run(
+    spec: SourcesSpec, folder: Folder, device: torch.device, report: Report = unseen, workers: Workers = HERE
+) -> list[Record]:
     """Does the runs that the folder lacks; returns the records of all."""
-    names = []
-    for seed in range(spec.seeds):
-        for method in METHODS:
-            names.append(f"{method}-{seed:03d}")
-            if not folder.finished(names[-1]):
-                folder.save(names[-1], _execute(spec, method, seed, device, report))
-    return folder.gather(names)
+    gpu = device.type != "cpu"
+    jobs = [
+        Job(f"{method}-{seed:03d}", f"{method}, seed {seed}", partial(_execute, spec, method, seed, device), gpu=gpu)
+        for seed in range(spec.seeds)
+        for method in METHODS
+    ]
+    workers.do(folder, jobs, report)
+    return folder.gather([job.name for job in jobs])
 
 
-def _execute(spec: SourcesSpec, method: str, seed: int, device: torch.device, report: Report) -> list[Record]:
+def _execute(spec: SourcesSpec, method: str, seed: int, device: torch.device, tell: Tell) -> list[Record]:
     text = Text.draw(spec.text, seed, device)
     model = build_transformer(spec.size, seed=seed, device=device)
     omega = {name: p.detach() for name, p in model.named_parameters()}
@@ -128,7 +130,7 @@ def _execute(spec: SourcesSpec, method: str, seed: int, device: torch.device, re
         _wait(device)
         seconds += time.perf_counter() - begun
         records.append(measure(state, method, seed, seconds))
-        report(f"{method}, seed {seed}", k, spec.steps)
+        tell(k / spec.steps)
         begun = time.perf_counter()
     return records
 
@@ -263,19 +265,23 @@ def claims(summary: Record) -> tuple[Claim, ...]:
 
 
 def reproduce(
-    out: Path, scale: str, seeds: int, device: torch.device, report: Report = lambda name, step, steps: None
+    out: Path,
+    scale: str,
+    seeds: int,
+    device: torch.device,
+    report: Report = unseen,
+    workers: Workers = HERE,
 ) -> tuple[list[Record], Summary]:
     """Does the runs that the folder lacks, and writes the summary; returns the records and the summary."""
     spec = replace(pick(scale, SCALES, "scale"), seeds=seeds)
-    if scale == "smoke":
-        torch.set_num_threads(1)  # its tensors are small: more threads only wait for each other
-    records = run(spec, Folder(out, "sources", spec), device, report)
-    return records, conclude(spec, records, out)
+    folder = workers.open(out, "sources", spec)
+    records = run(spec, folder, device, report, workers)
+    return records, conclude(spec, records, folder)
 
 
-def conclude(spec: SourcesSpec, records: list[Record], out: Path) -> Summary:
+def conclude(spec: SourcesSpec, records: list[Record], folder: Folder) -> Summary:
     """Writes summary.json and summary.md; returns what they hold."""
     numbers = summarise(spec, records)
     summary = Summary(claims(numbers), numbers, markdown(spec, numbers))
-    summary.save(out)
+    folder.conclude(summary)
     return summary

@@ -20,6 +20,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
@@ -29,6 +30,8 @@ from fsla.counted import Counted
 from fsla.estimators import ConjugateGradient, Estimator, Implicit, Neumann, Unrolled
 from fsla.evaluate import DivergenceWarning, hypergradient
 from fsla.experiments.folder import Folder, Record
+from fsla.experiments.job import Job, Tell, quiet
+from fsla.experiments.runs import HERE, Report, Workers, unseen
 from fsla.inner import Descent
 from fsla.problem import Oracles, Point
 from fsla.problems import Quadratic, Synthetic
@@ -58,24 +61,24 @@ class SyntheticSpec:
         for name in ("seeds", "K_max", "K_timed", "K_sequence"):
             whole_number(getattr(self, name), name, "SyntheticSpec")
 
-    def runs(self) -> Iterator[tuple[str, Callable[[], list[Record]]]]:
-        """Yields the name of each run and the function that does it."""
+    def runs(self) -> Iterator[Job]:
+        """Yields the runs."""
+
+        def job(name: str, work: Callable[..., list[Record]], seed: int, alone: bool = False) -> Job:
+            return Job(name, name, partial(work, self, seed), alone=alone)
+
         for seed in range(self.seeds):
-            yield f"estimators-{seed:03d}", lambda seed=seed: _estimators(self, seed)  # type: ignore[misc]
-            yield f"sequences-{seed:03d}", lambda seed=seed: _sequences(self, seed)  # type: ignore[misc]
-            yield f"divergence-{seed:03d}", lambda seed=seed: _divergence(self, seed)  # type: ignore[misc]
-        yield "timing", lambda: _timing(self, 0)
+            yield job(f"estimators-{seed:03d}", _estimators, seed)
+            yield job(f"sequences-{seed:03d}", _sequences, seed)
+            yield job(f"divergence-{seed:03d}", _divergence, seed)
+        yield job("timing", _timing, 0, alone=True)
 
 
-def run(spec: SyntheticSpec, folder: Folder, on_run: Callable[[str, int, int], None]) -> list[Record]:
-    """Does the runs that the folder lacks; `on_run(name, done, total)` is called before each and at the end."""
+def run(spec: SyntheticSpec, folder: Folder, report: Report = unseen, workers: Workers = HERE) -> list[Record]:
+    """Does the runs that the folder lacks; returns the records of all."""
     runs = list(spec.runs())
-    for done, (name, work) in enumerate(runs):
-        on_run(name, done, len(runs))
-        if not folder.finished(name):
-            folder.save(name, work())
-    on_run("", len(runs), len(runs))
-    return folder.gather([name for name, _ in runs])
+    workers.do(folder, runs, report)
+    return folder.gather([job.name for job in runs])
 
 
 class _Meter:
@@ -90,13 +93,13 @@ class _Meter:
         return {"error": error, "relative_error": error / self.scale}
 
 
-def _estimators(spec: SyntheticSpec, seed: int) -> list[Record]:
+def _estimators(spec: SyntheticSpec, seed: int, tell: Tell = quiet) -> list[Record]:
     data = Synthetic.draw(seed, low=spec.low, high=spec.high)
     quadratic = data.quadratic()
     return _curves(spec, seed, data, quadratic, spec.K_max, "estimators", _Meter(data, quadratic))
 
 
-def _timing(spec: SyntheticSpec, seed: int) -> list[Record]:
+def _timing(spec: SyntheticSpec, seed: int, tell: Tell = quiet) -> list[Record]:
     data = Synthetic.draw(seed, low=spec.low, high=spec.high)
     meter = _Meter(data, data.quadratic())
     _curves(spec, seed, data, data.losses(), 10, "warm-up", meter)
@@ -171,7 +174,7 @@ class _Clock:
         self.marks.append(self.seconds)
 
 
-def _sequences(spec: SyntheticSpec, seed: int) -> list[Record]:
+def _sequences(spec: SyntheticSpec, seed: int, tell: Tell = quiet) -> list[Record]:
     data = Synthetic.draw(seed, low=spec.low, high=spec.high)
     quadratic = data.quadratic()
     meter = _Meter(data, quadratic)
@@ -187,7 +190,7 @@ def _sequences(spec: SyntheticSpec, seed: int) -> list[Record]:
     return records
 
 
-def _divergence(spec: SyntheticSpec, seed: int) -> list[Record]:
+def _divergence(spec: SyntheticSpec, seed: int, tell: Tell = quiet) -> list[Record]:
     data = Synthetic.draw(seed, low=spec.low, high=spec.high)
     quadratic = data.quadratic()
     at = quadratic.point(data.lam, quadratic.omega_of(data.lam))

@@ -28,8 +28,8 @@ BEATS = 8
 FAILED = 70
 
 
-def start(rank: int, world: int, seconds: float, messages: Callable[[], int]) -> None:
-    """Watches the ranks until this process ends; where their store is unknown, nothing is watched.
+def start(rank: int, world: int, seconds: float, messages: Callable[[], int]) -> Store | None:
+    """Watches the ranks until this process ends, and returns their store; where that is unknown, nothing is watched.
 
     Args:
         messages: how many this rank has begun.
@@ -37,13 +37,14 @@ def start(rank: int, world: int, seconds: float, messages: Callable[[], int]) ->
     address = os.environ.get("MASTER_ADDR")
     port = os.environ.get("MASTER_PORT")
     if not address or not port:
-        return
+        return None
     try:
         found = store(address, int(port), hosted=False, timeout=timedelta(seconds=min(seconds, 30.0)))
     except (dist.DistError, RuntimeError, ValueError):
-        return
+        return None
     watch = _Watch(rank, world, seconds, messages, PrefixStore("watch", found))
     threading.Thread(target=watch.run, name="fsla rank watch", daemon=True).start()
+    return found
 
 
 def store(address: str, port: int, *, hosted: bool, timeout: timedelta) -> Store:

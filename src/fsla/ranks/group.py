@@ -1,33 +1,21 @@
-"""The processes of one run: which of them this one is, what they tell each other, and what they must agree on.
+"""The processes of one run, seen from one of them: what they tell each other, and what they must agree on.
 
-    torchrun --nproc-per-node 4 train.py
-
-torchrun says in the environment who is who; `join` reads that, and where nothing was started there is rank 0 of 1, for
-which every call here is the identity. Messages between ranks are tensors, or plain values as JSON; nothing is pickled.
+Messages are tensors, or plain values as JSON; nothing is pickled. For rank 0 of 1 every call here is the identity.
 """
 
 from __future__ import annotations
 
-import atexit
-import hashlib
 import json
-import os
-import sys
+import threading
 from collections.abc import Callable, Mapping, Sequence
-from datetime import timedelta
-from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from fsla import rank_watch
-from fsla.rank_watch import TIMEOUT
-
 T = TypeVar("T")
-USUAL_TIMEOUT = 300.0
-_NEEDED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+LOOK_EVERY_S = 0.05
 
 
 class RankError(RuntimeError):
@@ -43,6 +31,9 @@ class Ranks:
         self.messages = 0
         """How many were sent; each begins by being counted, so that the rank with the fewest is the one awaited."""
         self.bytes = 0
+        self.store: Any = None
+        """At which the ranks meet, where it is known."""
+        self._meetings = 0
 
     @property
     def is_first(self) -> bool:
@@ -157,121 +148,31 @@ class Ranks:
         raise SystemExit(1)
 
     def wait(self) -> None:
-        """Until all ranks are here."""
-        if self.world > 1:
+        """Until all ranks are here, however long that takes."""
+        if self.world == 1:
+            return
+        if self.store is None:
             self.total(torch.zeros(1, device=_device()))
+            return
+        self._meetings += 1
+        place = f"meeting/{self._meetings}"
+        self.store.add(place, 1)
+        pause = threading.Event()
+        while self.store.add(place, 0) < self.world:
+            pause.wait(LOOK_EVERY_S)
+
+    def part(self, count: int) -> slice:
+        """Which of so many things are this rank's."""
+        return parts(count, self.world)[self.rank]
 
     def _count(self, x: Tensor) -> None:
         self.messages += 1
         self.bytes += x.numel() * x.element_size()
 
 
-ALONE = Ranks()
-_joined: Ranks | None = None
-
-
-def join() -> Ranks:
-    """The ranks that this process is one of: those of torch.distributed where it is set up, else those that torchrun
-    started, else this process alone."""
-    global _joined
-    if dist.is_available() and dist.is_initialized():
-        rank, world = dist.get_rank(), dist.get_world_size()
-        if _joined is None or (_joined.rank, _joined.world) != (rank, world):
-            _joined = _watched(Ranks(rank, world))
-        return _joined
-    if os.environ.get("WORLD_SIZE", "1") in ("", "1"):
-        return ALONE
-    _connect()
-    return join()
-
-
-def device() -> torch.device:
-    """Where this rank computes: its own GPU where it has one, else the CPU."""
-    if not torch.cuda.is_available():
-        return torch.device("cpu")
-    local = int(os.environ.get("LOCAL_RANK", "0"))
-    if local >= torch.cuda.device_count():
-        raise RankError(
-            f"Each process of a machine must have a GPU of its own. This is number {local} (from 0) of a machine with "
-            f"{torch.cuda.device_count()}. Start fewer with --nproc-per-node, or set CUDA_VISIBLE_DEVICES='' to use "
-            "CPUs."
-        )
-    torch.cuda.set_device(local)
-    return torch.device("cuda", local)
-
-
-def timeout_s() -> float:
-    text = os.environ.get(TIMEOUT, "")
-    try:
-        seconds = float(text) if text else USUAL_TIMEOUT
-    except ValueError:
-        seconds = 0.0
-    if not seconds > 0:
-        raise RankError(f"{TIMEOUT} must be a number of seconds above zero. Got {text!r}.")
-    return seconds
-
-
-def _connect() -> None:
-    missing = [name for name in _NEEDED if not os.environ.get(name)]
-    if missing:
-        raise RankError(
-            f"WORLD_SIZE={os.environ['WORLD_SIZE']} says that this is one of several processes, and they cannot meet "
-            f"without {', '.join(missing)}. Start the program with torchrun --nproc-per-node N, which sets them, or "
-            "unset WORLD_SIZE to run it alone."
-        )
-    rank, world, local = os.environ["RANK"], os.environ["WORLD_SIZE"], os.environ.get("LOCAL_RANK", "0")
-    if not (rank.isdigit() and world.isdigit() and local.isdigit() and int(rank) < int(world)):
-        raise RankError(
-            f"RANK, from 0, must be below WORLD_SIZE. Got RANK={rank}, WORLD_SIZE={world}, LOCAL_RANK={local}. Start "
-            "the program with torchrun, which sets them."
-        )
-    own = device()
-    backend = "cpu:gloo,cuda:nccl" if own.type == "cuda" else "gloo"
-    address, port = os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]
-    timeout = timedelta(seconds=timeout_s())
-    try:
-        store = rank_watch.store(address, int(port), hosted=rank == "0", timeout=timeout)
-        dist.init_process_group(
-            backend,
-            store=store,
-            rank=int(rank),
-            world_size=int(world),
-            timeout=2 * timeout,  # the watch comes first
-        )
-    except (dist.DistError, RuntimeError, ValueError) as error:
-        raise RankError(
-            f"Rank {rank} of {world} must meet the others at {address}:{port}, and cannot within "
-            f"{timeout.total_seconds():g} seconds ({str(error).splitlines()[0]}). Check that all of them were started, "
-            "and that this machine reaches that address."
-        ) from None
-    atexit.register(_leave)
-
-
-def _leave() -> None:
-    if dist.is_initialized():
-        dist.destroy_process_group()
-
-
-def _watched(ranks: Ranks) -> Ranks:
-    if ranks.world > 1:
-        rank_watch.start(ranks.rank, ranks.world, timeout_s(), lambda: ranks.messages)
-        ranks.agree(_code(), "code")
-    return ranks
-
-
-def _code() -> dict[str, str]:
-    """What runs here, in short: this package, torch, and the program that was started."""
-    package = Path(__file__).parent
-    own = hashlib.blake2b(digest_size=8)
-    for path in sorted(package.rglob("*.py")):
-        own.update(path.read_bytes())
-    program = Path(sys.argv[0])
-    started = program.read_bytes() if program.is_file() else b""
-    return {
-        "fsla": own.hexdigest(),
-        "torch": torch.__version__,
-        "program": f"{program.name} {hashlib.blake2b(started, digest_size=8).hexdigest()}",
-    }
+def parts(count: int, world: int) -> list[slice]:
+    """So many things, shared out evenly."""
+    return [slice(count * rank // world, count * (rank + 1) // world) for rank in range(world)]
 
 
 def _device() -> torch.device:

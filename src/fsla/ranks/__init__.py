@@ -1,0 +1,11 @@
+"""The processes of one run, as torchrun starts them.
+
+    torchrun --nproc-per-node 4 train.py
+
+`join` reads from the environment who is who; where nothing was started there is rank 0 of 1.
+"""
+
+from fsla.ranks.group import RankError, Ranks, parts
+from fsla.ranks.joining import ALONE, apart, device, join, speaks
+
+__all__ = ["ALONE", "RankError", "Ranks", "apart", "device", "join", "parts", "speaks"]

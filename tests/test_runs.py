@@ -1,0 +1,426 @@
+"""Many runs: whoever does them, the records are the same; what goes wrong is one message, and what ended is kept."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import types
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+import joblib
+import pytest
+import torch
+from joblib.parallel import BACKENDS, ThreadingBackend
+
+from fsla import cli
+from fsla.experiments import cleaning, figures, reproduce
+from fsla.experiments.folder import Folder, RunError
+from fsla.experiments.images import held
+from fsla.experiments.job import Job
+from fsla.experiments.runs import Workers, workers
+from fsla.experiments.synthetic import SyntheticSpec, run
+from fsla.ranks import Ranks
+
+SMALL = SyntheticSpec(seeds=2, K_max=5, K_timed=5, K_sequence=10)
+
+
+@dataclass(frozen=True)
+class Spec:
+    seeds: int = 1
+
+
+def timeless(folder):
+    """The records of every run, without what the clock said."""
+    found = {}
+    for path in sorted((folder / "runs").iterdir()):
+        lines = [json.loads(line) for line in path.read_text().splitlines()[:-1]]
+        found[path.name] = [
+            {k: x for k, x in r.items() if "seconds" not in k and not k.startswith("s_")} for r in lines
+        ]
+    return found
+
+
+@pytest.fixture
+def inside(monkeypatch, capsys):
+    """Runs a command in this process; gives the exit code, stdout and stderr."""
+
+    def call(*args):
+        monkeypatch.setattr(sys, "argv", ["fsla", *args])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        return ended.value.code or 0, *capsys.readouterr()
+
+    return call
+
+
+class Cluster(ThreadingBackend):
+    """Two threads in the place of a cluster's workers."""
+
+    asked = 0
+
+    def effective_n_jobs(self, n_jobs):
+        assert n_jobs == -1  # all that the cluster has
+        return 2
+
+    def submit(self, func, callback=None):
+        type(self).asked += 1
+        return super().submit(func, callback)
+
+
+class Lists(Cluster):
+    """As Ray's: it has no generators."""
+
+    supports_return_generator = False
+
+
+@pytest.fixture
+def cluster(monkeypatch):
+    """Fake packages dask and ray, whose backends are registered with joblib; gives what was asked of them."""
+    told = []
+
+    class Client:
+        def __init__(self, address):
+            if address == "nowhere":
+                raise OSError("Timed out trying to connect to nowhere.")
+            told.append(("join", address))
+
+        def close(self):
+            told.append(("leave",))
+
+    def register_ray():
+        joblib.register_parallel_backend("ray", partial(Lists))
+
+    modules = {
+        "dask": {},
+        "dask.distributed": {"Client": Client},
+        "ray": {
+            "init": lambda address: told.append(("join", address)),
+            "shutdown": lambda: told.append(("leave",)),
+        },
+        "ray.util": {},
+        "ray.util.joblib": {"register_ray": register_ray},
+    }
+    for name, content in modules.items():
+        module = types.ModuleType(name)
+        vars(module).update(content)
+        monkeypatch.setitem(sys.modules, name, module)
+    Cluster.asked = Lists.asked = 0
+    joblib.register_parallel_backend("dask", Cluster)
+    yield told
+    for name in ("dask", "ray"):
+        BACKENDS.pop(name, None)
+
+
+# ------------------------------------------------------------------------------------------------- the same records
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+    out = tmp_path_factory.mktemp("alone")
+    run(SMALL, Folder(out, "synthetic", SMALL))
+    return timeless(out)
+
+
+def test_two_processes_do_the_same_and_are_counted_together(tmp_path, alone):
+    seen = []
+    run(SMALL, Folder(tmp_path, "synthetic", SMALL), lambda *told: seen.append(told), Workers(2))
+    assert timeless(tmp_path) == alone
+    assert [done for _, done, _ in seen] == [
+        1,
+        2,
+        3,
+        4,
+        5,
+        6,
+        6,
+        7,
+    ]  # the one with the clock begins when all have ended
+    assert seen[-1] == ("timing", 7, 7)
+    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "runs").iterdir()}
+    (tmp_path / "runs" / "divergence-001.jsonl").unlink()
+    run(SMALL, Folder(tmp_path, "synthetic", SMALL), workers=Workers(2))
+    assert timeless(tmp_path) == alone
+    assert [path.name for path in before if path.stat().st_mtime_ns != before[path]] == ["divergence-001.jsonl"]
+
+
+@pytest.mark.parametrize(("backend", "kind"), [("dask", Cluster), ("ray", Lists)])
+def test_a_cluster_does_the_same(backend, kind, tmp_path, alone, cluster):
+    seen = []
+    with workers(None, backend, "tcp://there:8786") as crew:
+        assert cluster == [("join", "tcp://there:8786")]
+        assert crew.number == 2
+        run(SMALL, crew.open(tmp_path, "synthetic", SMALL), lambda *told: seen.append(told), crew)
+    assert cluster[1:] == [("leave",)]
+    assert timeless(tmp_path) == alone
+    assert kind.asked == 6  # the one with the clock is not for a cluster
+    assert [done for _, done, _ in seen] == [1, 2, 3, 4, 5, 6, 6, 7]
+
+
+def by_itself(tell):
+    here.append(1)
+    time.sleep(0.05)
+    return [{"beside": len(here) - 1, "done": here.pop()}]
+
+
+here = []
+
+
+def test_a_worker_with_two_threads_does_one_run_at_a_time(tmp_path, cluster):
+    """Runs share the random state and the warnings of their process."""
+    folder = Folder(tmp_path, "x", Spec())
+    jobs = [Job(name, name, by_itself) for name in "abcd"]
+    Workers(backend="dask").do(folder, jobs)
+    assert folder.gather("abcd") == [{"beside": 0, "done": 1}] * 4
+
+
+@pytest.mark.parametrize("backend", ["dask", "ray"])
+def test_the_command_asks_a_cluster(backend, tmp_path, inside, cluster, monkeypatch):
+    monkeypatch.setattr("fsla.plots.compare.draw", lambda out, results: [])
+    args = "--algorithms", "soba", "--problems", "quadratic", "--seeds", "1", "--calls", "20"
+    code, said, err = inside("compare", "--out", str(tmp_path / "x"), *args, "--backend", backend, "--address", "a:1")
+    assert (code, err) == (0, "")
+    assert "with 2 processes" in said
+    assert cluster == [("join", "a:1"), ("leave",)]
+    assert (Cluster if backend == "dask" else Lists).asked == 3
+    assert inside("compare", "--out", str(tmp_path / "y"), *args)[0] == 0
+    assert timeless(tmp_path / "x") == timeless(tmp_path / "y")
+
+
+def test_cleaning_runs_are_the_same_and_go_on_from_their_checkpoint_in_a_worker(tmp_path, monkeypatch):
+    smoke = figures.SCALES["smoke"]
+    monkeypatch.setitem(figures.SCALES, "smoke", replace(smoke, base=replace(smoke.base, steps=8, every=2)))
+    plans = [reproduce.prepare(tmp_path / name, figures.CleaningSpec(), ("fig4",), 1) for name in ("one", "two")]
+    reproduce.carry_out(plans[0])
+
+    class Stop(Exception):
+        pass
+
+    seen = []
+
+    def stop(record):
+        seen.append(record)
+        if record["step"] == 6:
+            raise Stop
+
+    monkeypatch.setattr(cleaning, "train", partial(cleaning.train, save_every=2))
+    first = plans[1].panels.runs(("fig4",), 1)[0]
+    folder = Folder(plans[1].out, "cleaning", plans[1].panels.asked, plans[1].fingerprints)
+    part = folder.runs / f"{first.name}.part.safetensors"
+    images = held(first.task.dataset, plans[1].fingerprints[first.task.dataset], None)
+    with pytest.raises(Stop):
+        cleaning.execute(first, checkpoint=part, images=images, on_measure=stop)
+    assert part.exists()
+    reproduce.carry_out(plans[1], workers=Workers(2))
+    assert timeless(tmp_path / "one") == timeless(tmp_path / "two")
+    assert len(timeless(tmp_path / "two")) == 6  # and no checkpoint is left
+    lines = (folder.runs / f"{first.name}.jsonl").read_text().splitlines()
+    assert json.loads(lines[1])["seconds"] == seen[1]["seconds"] > 0  # it was not taken again
+    assert (tmp_path / "two" / "summary.json").exists()
+
+
+def test_a_worker_with_other_data_does_nothing(monkeypatch):
+    with pytest.raises(RunError, match="One read other images or labels of digits"):
+        held("digits", "the print of other images", None)
+
+
+# ---------------------------------------------------------------------------------------------------- what goes wrong
+
+
+class Strange(Exception):
+    """Cannot be made again from its text."""
+
+    def __init__(self, a, b):
+        super().__init__(f"{a} and {b}")
+
+
+def fails(error, tell):
+    raise error
+
+
+def strange(tell):
+    raise Strange(1, 2)
+
+
+def records(tell):
+    return [{"threads": torch.get_num_threads()}]
+
+
+def ends_after(path, tell):
+    while not path.exists():
+        time.sleep(0.01)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+@pytest.mark.parametrize(
+    ("work", "kind", "text"),
+    [
+        (partial(fails, ValueError("must hold")), ValueError, "^must hold"),
+        (partial(fails, OSError(28, "full", "x")), OSError, "full: 'x'"),
+        (strange, RuntimeError, "^Strange: 1 and 2"),
+    ],
+)
+def test_what_goes_wrong_in_a_worker_comes_back(work, kind, text, tmp_path):
+    with pytest.raises(kind, match=text):
+        Workers(2).do(Folder(tmp_path, "x", Spec()), [Job("a", "a", work)])
+
+
+def test_a_worker_that_is_killed_is_said_and_what_ended_is_kept(tmp_path):
+    folder = Folder(tmp_path, "x", Spec())
+    bad = Job("b", "b", partial(ends_after, folder.runs.resolve() / "a.jsonl"))
+    with pytest.raises(RunError, match=r"must live until its runs have ended.*The runs that ended are kept"):
+        Workers(2).do(folder, [Job("a", "a", records), bad])
+    assert folder.finished("a")
+    assert [path.name for path in folder.runs.iterdir()] == ["a.jsonl"]
+    stamp = (folder.runs / "a.jsonl").stat().st_mtime_ns
+    Workers(2).do(folder, [Job("a", "a", records), Job("b", "b", records)])
+    assert folder.gather(["a", "b"]) == [{"threads": 1}] * 2
+    assert (folder.runs / "a.jsonl").stat().st_mtime_ns == stamp
+
+
+@pytest.mark.parametrize("backend", ["dask", "ray"])
+@pytest.mark.parametrize("command", [["reproduce", "overview"], ["reproduce", "automatic"], ["compare"]])
+def test_a_missing_package_is_named_before_anything_is_done(backend, command, tmp_path, inside, monkeypatch):
+    monkeypatch.setitem(sys.modules, backend, None)
+    code, _, err = inside(*command, "--out", str(tmp_path / "x"), "--backend", backend)
+    assert code == 2
+    assert f"--backend {backend} needs the package {backend}" in err
+    assert "python -m pip install" in err
+    assert len(err.splitlines()) == 1
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("args", "text"),
+    [
+        (["--backend", "daks"], "Did you mean 'dask'"),
+        (["--address", "a:1"], "An address must come with the cluster that it is of"),
+        (["--backend", "dask", "--address", "nowhere"], "The cluster must answer at nowhere. It did not: Timed out"),
+        (["--jobs", "0"], "--jobs"),
+    ],
+)
+def test_bad_input_gets_one_message(args, text, tmp_path, inside, cluster):
+    code, _, err = inside("reproduce", "synthetic", "--out", str(tmp_path / "x"), *args)
+    assert code == 2
+    assert text in err
+    assert not list(tmp_path.iterdir())
+
+
+# ------------------------------------------------------------------------------------------------- several processes
+
+SCRIPT = """
+import os, signal
+from fsla import cli
+from fsla.experiments import synthetic
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background may have it ignored
+synthetic.SyntheticSpec.__init__.__defaults__ = (20, 5, 5, 10, *synthetic.SyntheticSpec.__init__.__defaults__[4:])
+save = synthetic.Folder.save
+def saved(folder, name, records):
+    with open("saved" + os.environ.get("RANK", ""), "a") as file:
+        print(name, file=file)
+    save(folder, name, records)
+synthetic.Folder.save = saved
+def draw(out, records):
+    with open(out / "figure", "a") as file:
+        file.write(os.environ.get("RANK", ""))
+    return []
+import fsla.plots.synthetic
+fsla.plots.synthetic.draw = draw
+if "breaks" in os.environ and os.environ["RANK"] == "1":
+    synthetic._sequences = lambda *args: 1 / 0
+cli.main()
+"""
+
+
+def start(tmp_path, launcher, *args, **environment):
+    (tmp_path / "script.py").write_text(SCRIPT)
+    return subprocess.Popen(
+        [sys.executable, *launcher, "script.py", *args],
+        cwd=tmp_path,
+        env=os.environ | environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+
+TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+
+
+def test_ranks_share_the_runs_and_leave_the_same_files(tmp_path, alone):
+    process = start(tmp_path, TORCHRUN, "reproduce", "synthetic", "--seeds", "2", "--out", "x")
+    said, err = process.communicate(timeout=120)
+    assert process.returncode == 0, err
+    assert timeless(tmp_path / "x") == alone
+    assert said.count("summary.md") == said.count("BP and NS coincide") == 1
+    names = {path.name for path in (tmp_path / "x").iterdir()}
+    assert names == {"spec.json", "runs", "records.jsonl", "summary.json", "summary.md", "figure"}
+    assert (tmp_path / "x" / "figure").read_text() == "0"
+    shares = [(tmp_path / f"saved{rank}").read_text().split() for rank in (0, 1)]
+    names = [job.name for job in SMALL.runs()]
+    assert shares == [[*names[0:6:2], "timing"], names[1:6:2]]
+
+
+@pytest.mark.parametrize(
+    ("asked", "got"), [("auto", "cuda:1"), ("cuda", "cuda:1"), ("cuda:0", "cuda:0"), ("cpu", "cpu")]
+)
+def test_ranks_that_ask_for_a_gpu_have_one_each(asked, got, monkeypatch):
+    chosen = []
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    monkeypatch.setattr("torch.cuda.set_device", chosen.append)
+    monkeypatch.setattr("fsla.experiments.runs.pick_device", torch.device)
+    monkeypatch.setenv("LOCAL_RANK", "3")  # more ranks than GPUs: two share one
+    assert Workers(here=Ranks(5, 8)).device(asked) == torch.device(got)
+    assert chosen == ([1] if got == "cuda:1" else [])
+
+
+def test_a_cluster_is_not_for_ranks(monkeypatch, cluster):
+    monkeypatch.setattr("fsla.ranks.join", lambda: Ranks(1, 2))
+    with pytest.raises(RunError, match="--backend dask in 2 ranks"), workers(None, "dask"):
+        pass
+    assert not cluster
+
+
+def test_a_rank_that_fails_ends_all(tmp_path):
+    process = start(tmp_path, TORCHRUN, "reproduce", "synthetic", "--seeds", "2", "--out", "x", breaks="")
+    _, err = process.communicate(timeout=120)
+    assert process.returncode != 0
+    assert "ZeroDivisionError" in err
+    assert not (tmp_path / "x" / "summary.md").exists()
+
+
+def test_ctrl_c_ends_all_workers_and_leaves_whole_files(tmp_path):
+    process = start(tmp_path, (), "reproduce", "synthetic", "--seeds", "200", "--jobs", "2", "--out", "x")
+    runs = tmp_path / "x" / "runs"
+    while process.poll() is None and not (runs.exists() and len(list(runs.glob("*.jsonl"))) > 4):
+        time.sleep(0.02)
+    os.killpg(process.pid, signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert err == "fsla: interrupted; the same command resumes.\n"
+    spec = replace(SMALL, seeds=200)
+    folder = Folder(tmp_path / "x", "synthetic", spec)
+    assert all(folder.finished(path.stem) for path in folder.runs.iterdir())
+    for _ in range(100):
+        if not members(process.pid):
+            return
+        time.sleep(0.1)
+    pytest.fail("some workers still run")
+
+
+def members(group):
+    """The processes of a group that run."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            state, _, of = path.read_text().rpartition(")")[2].split()[:3]
+        except OSError:
+            continue
+        if int(of) == group and state != "Z":
+            found.append(path)
+    return found
