@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 import fsla
 from fsla import ranks
+from fsla.checkpoint import CheckpointError
 from support import F64, normal
 
 ROWS = 96
@@ -103,10 +104,26 @@ def trajectories(out, steps):
         Path(out).write_text(json.dumps(gaps))
 
 
-def fit(out, folder, kind, steps, kills="", batches="whole"):
-    """A run of fit, in which one rank is killed at the given message of each attempt ("rank:message,…")."""
+def fit(out, folder, kinds, steps, kills=""):
+    """Runs of fit of several kinds, and what went wrong in them; a rank is killed at the given message of each attempt
+    ("rank:message,…")."""
     here = ranks.join()
     attempt = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
+    plan = [kill.split(":") for kill in kills.split(",") if kill]
+    if attempt < len(plan) and int(plan[attempt][0]) == here.rank:
+        die_at(here, int(plan[attempt][1]))
+    told = {}
+    for kind in kinds.split(","):
+        try:
+            told[kind] = fit_one(here, Path(folder) / kind, kind, steps)
+        except (CheckpointError, SystemExit) as error:
+            told[kind] = f"{type(error).__name__}: {error}"
+    if here.is_first:
+        Path(out).write_text(json.dumps(told))
+
+
+def fit_one(here, folder, kind, steps):
+    batches = "shares" if kind == "own samples" else "whole"
     model = network(kind)
     weights = fsla.SampleWeights(ROWS).to(F64)
     opt = fsla.FSLA(
@@ -124,9 +141,6 @@ def fit(out, folder, kind, steps, kills="", batches="whole"):
     if batches == "shares":
         train = DataLoader(mixed, batch_size=5, sampler=DistributedSampler(mixed, seed=7))
     trusted = DataLoader(TensorDataset(X_TRUSTED, Y_TRUSTED), batch_size=7, shuffle=True)
-    plan = [kill.split(":") for kill in kills.split(",") if kill]
-    if attempt < len(plan) and int(plan[attempt][0]) == here.rank:
-        die_at(here, int(plan[attempt][1]))
     before = here.messages
 
     def evaluate(model):
@@ -143,11 +157,8 @@ def fit(out, folder, kind, steps, kills="", batches="whole"):
         evaluate_every=5,
         progress=False,
     )
-    found = values(model, weights)
-    if here.is_first:
-        told = {"steps": history.step, "resumed_from": history.resumed_from, "messages": here.messages - before}
-        told |= {"records": history.records, "values": found.tolist()}
-        Path(out).write_text(json.dumps(told))
+    told = {"steps": history.step, "resumed_from": history.resumed_from, "messages": here.messages - before}
+    return told | {"records": history.records, "values": values(model, weights).tolist()}
 
 
 def die_at(here, message):

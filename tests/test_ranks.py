@@ -24,9 +24,10 @@ def gap(found, expected):
     return max(abs(a - b) for a, b in zip(found["values"], expected["values"], strict=True))
 
 
-def fitted(folder, *arguments, name="run", kind="plain", steps=STEPS, **options):
-    out = folder / f"{name}.json"
-    torchrun(PROGRAM, "fit", out, folder / name, kind, steps, *arguments, **options)
+def fitted(folder, *kills, kinds="plain", steps=STEPS, **options):
+    out = folder / "told.json"
+    folder.mkdir(exist_ok=True)
+    torchrun(PROGRAM, "fit", out, folder, kinds, steps, *kills, **options)
     return json.loads(out.read_text())
 
 
@@ -51,7 +52,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def undisturbed(folder):
-    return fitted(folder)
+    return fitted(folder)["plain"]
 
 
 def test_a_killed_rank_changes_nothing(undisturbed, tmp_path):
@@ -59,7 +60,7 @@ def test_a_killed_rank_changes_nothing(undisturbed, tmp_path):
     draw = random.Random(0)
     last = undisturbed["messages"]
     kills = [f"{draw.randrange(2)}:{draw.randrange(1, last - 1)}" for _ in range(3)]
-    found = fitted(tmp_path, ",".join(kills), restarts=3)
+    found = fitted(tmp_path, ",".join(kills), restarts=3)["plain"]
     assert found["values"] == undisturbed["values"]
     assert found["records"] == undisturbed["records"]
     assert found["steps"] == STEPS
@@ -68,46 +69,34 @@ def test_a_killed_rank_changes_nothing(undisturbed, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["plain", "shards"])
 def test_ten_kills_change_nothing(kind, tmp_path):
-    expected = fitted(tmp_path, name="undisturbed", kind=kind, steps=60)
+    expected = fitted(tmp_path / "undisturbed", kinds=kind, steps=60)[kind]
     draw = random.Random(1)
+    resumed = set()
     for number in range(10):
         kill = f"{draw.randrange(2)}:{draw.randrange(1, expected['messages'] - 1)}"
-        found = fitted(tmp_path, kill, name=f"run{number}", kind=kind, steps=60, restarts=1)
+        found = fitted(tmp_path / str(number), kill, kinds=kind, steps=60, restarts=1)[kind]
         assert found["values"] == expected["values"], kill
         assert found["records"] == expected["records"], kill
+        resumed.add(found["resumed_from"])
+    assert len(resumed) > 3
 
 
 def test_a_run_goes_on_with_another_number_of_ranks(undisturbed, tmp_path):
-    """Two ranks, then one, then three."""
-    first = fitted(tmp_path, steps=8)
-    assert first["resumed_from"] is None
-    out = tmp_path / "run.json"
+    """Two ranks, then one, then three; where each rank brings its own samples, only as many as before will do."""
+    kinds = "plain,shards,own samples"
+    first = fitted(tmp_path, kinds=kinds, steps=8)
+    assert [found["steps"] for found in first.values()] == [8, 8, 8]
+    assert len(list((tmp_path / "shards" / "checkpoint-00000008").glob("shard-*"))) == 2
     program = [sys.executable, __file__.replace("test_ranks.py", PROGRAM)]
-    subprocess.run([*program, "fit", str(out), str(tmp_path / "run"), "plain", "16"], check=True, timeout=300)
-    assert json.loads(out.read_text())["resumed_from"] == 8
-    found = fitted(tmp_path, processes=3)
-    assert found["resumed_from"] == 16
-    assert gap(found, undisturbed) < 1e-9
-    assert [record["step"] for record in found["records"]] == [5, 8, 10, 15, 16, 20, 24]
-
-
-def test_shards_are_written_by_each_and_read_by_more(undisturbed, tmp_path):
-    first = fitted(tmp_path, kind="shards", steps=8)
-    assert first["steps"] == 8
-    shards = list((tmp_path / "run" / "checkpoint-00000008").glob("shard-*"))
-    assert len(shards) == 2
-    found = fitted(tmp_path, kind="shards", processes=3)
-    assert found["resumed_from"] == 8
-    assert gap(found, undisturbed) < 1e-9
-
-
-def test_ranks_that_bring_their_own_shares(tmp_path):
-    first = fitted(tmp_path, "", "shares", steps=8)
-    assert first["steps"] == 8
-    told = torchrun(
-        PROGRAM, "fit", tmp_path / "x", tmp_path / "run", "plain", 12, "", "shares", processes=3, succeeds=False
-    )
-    assert told.count("ranks that bring their own shares: 2 there, 3 wanted") == 1, told[-3000:]
+    out = tmp_path / "told.json"
+    subprocess.run([*program, "fit", str(out), str(tmp_path), "plain", "16"], check=True, timeout=300)
+    assert json.loads(out.read_text())["plain"]["resumed_from"] == 8
+    found = fitted(tmp_path, kinds=kinds, processes=3)
+    assert "ranks that bring their own shares: 2 there, 3 wanted" in found.pop("own samples")
+    for kind, start, steps in (("plain", 16, [5, 8, 10, 15, 16, 20, 24]), ("shards", 8, [5, 8, 10, 15, 20, 24])):
+        assert found[kind]["resumed_from"] == start
+        assert gap(found[kind], undisturbed) < 1e-9
+        assert [record["step"] for record in found[kind]["records"]] == steps
 
 
 WRONG = {
@@ -138,6 +127,21 @@ def test_a_rank_that_hangs_is_named():
     told = torchrun(PROGRAM, "wrong", "", "hang", succeeds=False, FSLA_RANK_TIMEOUT="4")
     assert "rank 1 (" in told
     assert "did not come within 4 seconds" in told
+
+
+def test_the_cleaner_shares_its_networks_out(tmp_path):
+    """Bit by bit: what a network learns does not depend on who trains it, or beside which others."""
+    torchrun("cleaning_program.py", tmp_path / "gaps")
+    for gaps in json.loads((tmp_path / "gaps").read_text()):
+        assert set(gaps) == {"dense", "own"}
+        for gap, messages in gaps.values():
+            assert gap == 0.0
+            assert messages > 20
+
+
+def test_a_command_says_once_what_is_wrong():
+    told = torchrun("-m", "fsla", "clean", "nowhere.csv", succeeds=False)
+    assert told.count("fsla: nowhere.csv must be a file or a folder. There is none.") == 1
 
 
 def test_positions_tell_who_is_awaited():
@@ -194,7 +198,7 @@ def test_a_missing_rendezvous_is_said(environment, match, monkeypatch):
 
 def test_a_damaged_folder_is_no_checkpoint(undisturbed, folder, tmp_path):
     path = tmp_path / "copy"
-    shutil.copytree(folder / "run" / f"checkpoint-{STEPS:08}", path)
+    shutil.copytree(folder / "plain" / f"checkpoint-{STEPS:08}", path)
     assert isinstance(load_folder(path, ranks.ALONE), dict)
     shard = next(iter(sorted(path.glob("shard-*"))))
     content = bytearray(shard.read_bytes())

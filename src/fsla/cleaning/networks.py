@@ -16,6 +16,7 @@ Maker = Callable[[], nn.Module]
 EMBEDDED = 256
 """From so many features on they are taken for embeddings, for which a linear head is enough."""
 HIDDEN = 128
+ROW = 16
 
 
 class Plain(nn.Sequential):
@@ -87,18 +88,28 @@ def pace(model: Any, shape: tuple[int, ...]) -> Pace:
 
 
 class Stack(nn.Module):
-    """Networks of one form, side by side: (networks, batch, ...) in, (networks, batch, outputs) out."""
+    """Networks of one form, side by side: (networks, batch, ...) in, (networks, batch, outputs) out.
+
+    What a network learns does not depend on its neighbours, bit by bit on one thread: its numbers begin at multiples of
+    ROW, since optimisers round the last few of a tensor in another way than the rest.
+    """
 
     def __init__(self, networks: Sequence[Plain]) -> None:
         super().__init__()
         self._originals = tuple(networks)
         layers = list(zip(*(network.learnt for network in networks), strict=True))
-        self.weights = nn.ParameterList(torch.stack([one.weight.detach() for one in own]) for own in layers)
-        self.biases = nn.ParameterList(torch.stack([_bias(one).detach() for one in own]) for own in layers)
+        self._weights = nn.ParameterList(_side_by_side([one.weight for one in own]) for own in layers)
+        self._biases = nn.ParameterList(_side_by_side([_bias(one) for one in own]) for own in layers)
+
+    @property
+    def _learnt(self) -> list[tuple[Tensor, Tensor]]:
+        """The weights and biases of each layer."""
+        layers = zip(self._originals[0].learnt, self._weights, self._biases, strict=True)
+        return [(_like(one.weight, weight), _like(_bias(one), bias)) for one, weight, bias in layers]
 
     def forward(self, x: Tensor) -> Tensor:
         count = len(self._originals)
-        learnt = iter(zip(self.weights, self.biases, strict=True))
+        learnt = iter(self._learnt)
         images = x.ndim == 5
         if images:  # (batch, networks x channels, height, width)
             x = x.transpose(0, 1).flatten(1, 2)
@@ -119,7 +130,7 @@ class Stack(nn.Module):
     def unstack(self) -> None:
         """Writes what was learnt into the networks."""
         for number, network in enumerate(self._originals):
-            for layer, weight, bias in zip(network.learnt, self.weights, self.biases, strict=True):
+            for layer, (weight, bias) in zip(network.learnt, self._learnt, strict=True):
                 layer.weight.copy_(weight[number])
                 _bias(layer).copy_(bias[number])
 
@@ -132,6 +143,16 @@ def stacked(networks: Sequence[nn.Module]) -> Stack | None:
     on_gpu = next(networks[0].parameters()).is_cuda
     dense = all(isinstance(layer, nn.Linear) for layer in plain[0].learnt)
     return Stack(plain) if dense or on_gpu else None
+
+
+def _side_by_side(tensors: Sequence[Tensor]) -> nn.Parameter:
+    """A row for each tensor, filled with zeros to a multiple of ROW."""
+    rows = torch.stack([t.detach().reshape(-1) for t in tensors])
+    return nn.Parameter(nn.functional.pad(rows, (0, -rows.shape[1] % ROW)))
+
+
+def _like(one: Tensor, rows: Tensor) -> Tensor:
+    return rows[:, : one.numel()].view(len(rows), *one.shape)
 
 
 def _bias(layer: nn.Linear | nn.Conv2d) -> Tensor:

@@ -133,7 +133,8 @@ class _Watch:
         others = [rank for rank in range(self._world) if rank not in awaited]
         names = " and ".join(self._positions.name(rank) for rank in awaited)
         speaks = bool(others) and self._rank == others[0]
-        if stands >= self._seconds:
+        last = self._seconds if others and self._rank in others else 1.5 * self._seconds  # who is awaited ends later
+        if stands >= last:
             if speaks:
                 _say(
                     f"{names} did not come within {self._seconds:g} seconds, and all other ranks wait. The run ends; "
