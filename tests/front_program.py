@@ -26,9 +26,9 @@ X_TRUSTED = normal(48, 6, seed=2)
 Y_TRUSTED = torch.arange(48) % 3
 
 
-def network(kind):
+def network(kind, device="cpu"):
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 3)).to(F64)
+    model = nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 3)).to(device, F64)
     if kind == "replicas":
         return DistributedDataParallel(model)
     if kind == "shards":
@@ -67,10 +67,10 @@ CASES = {
 }
 
 
-def path(kind, algorithm, options, steps, *, alone=False):
+def path(kind, algorithm, options, steps, *, alone=False, device="cpu"):
     """λ and ω after each step, on batches that do not divide evenly and, under STORM, on one sample."""
-    model = network(kind)
-    weights = fsla.SampleWeights(ROWS).to(F64)
+    model = network(kind, device)
+    weights = fsla.SampleWeights(ROWS).to(device, F64)
     opt = algorithm(model, weights, inner_loss=inner_loss, outer_loss=outer_loss, **options)
     if alone:
         opt.problem.together.ranks = ranks.ALONE
@@ -79,7 +79,8 @@ def path(kind, algorithm, options, steps, *, alone=False):
     def draw(inner, outer):
         i = torch.randint(ROWS, (inner,), generator=generator)
         j = torch.randint(48, (outer,), generator=generator)
-        return (X[i], Y[i], i), (X_TRUSTED[j], Y_TRUSTED[j])
+        drawn = (X[i], Y[i], i), (X_TRUSTED[j], Y_TRUSTED[j])
+        return tuple(tuple(t.to(device) for t in part) for part in drawn)
 
     found = []
     for k in range(steps):

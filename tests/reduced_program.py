@@ -10,6 +10,7 @@ from torch import nn
 
 import fsla
 from fsla import Point, Problem, Sample, WeightedProblem, functional
+from fsla.training.engine import make_engine
 from fsla.tree import flatten
 from support import F64, normal
 
@@ -26,11 +27,11 @@ LONG = ("fsla", "soba", "amigo", "cg")
 ROWS = 96
 
 
-def network(samples_have_weights):
+def network(samples_have_weights, device="cpu"):
     torch.manual_seed(0)
-    omega, net = functional(nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3)).to(F64))
-    x, z = normal(ROWS, 6, seed=1), normal(ROWS, 6, seed=2)
-    y = torch.arange(ROWS) % 3
+    omega, net = functional(nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3)).to(device, F64))
+    x, z = normal(ROWS, 6, seed=1).to(device), normal(ROWS, 6, seed=2).to(device)
+    y = torch.arange(ROWS, device=device) % 3
 
     def ridge(omega):
         return 0.05 * sum(t.square().sum() for t in omega.values())
@@ -46,30 +47,36 @@ def network(samples_have_weights):
         return nn.functional.cross_entropy(net(omega, z[i]), y[i]) + direct
 
     if not samples_have_weights:
-        return Problem(inner, outer), Point({"class": torch.zeros(3, dtype=F64)}, omega)
+        return Problem(inner, outer), Point({"class": torch.zeros(3, dtype=F64, device=device)}, omega)
     problem = WeightedProblem(
         each, lambda rows, i: rows["w"].sigmoid(), outer, regulariser=ridge, rows=lambda i: i, direct=False
     )
-    return problem, Point({"w": torch.zeros(ROWS, dtype=F64)}, omega)
+    return problem, Point({"w": torch.zeros(ROWS, dtype=F64, device=device)}, omega)
 
 
-def path(problem, at, algorithm, batch, steps):
-    generator = torch.Generator().manual_seed(0)
+def path(problem, at, algorithm, batch, steps, engine="eager", device="cpu"):
+    """λ, ω and d after each step; of a captured one, after the last."""
+    generator = torch.Generator(device).manual_seed(0)
 
     def draw():
-        return torch.randint(ROWS, (batch,), generator=generator)
+        return torch.randint(ROWS, (batch,), generator=generator, device=device)
 
-    state = algorithm.init(problem, at, Sample.draw("grouped", draw, draw))
+    def sample():
+        return Sample.draw("grouped", draw, draw)
+
+    state = algorithm.init(problem, at, sample())
     if isinstance(problem, fsla.Reduced):
         problem.messages = 0  # those of the steps count
+    steps_of = make_engine(engine, algorithm, problem, sample, generator, state)
     found = []
-    for _ in range(steps):
-        state = algorithm.step(problem, state, Sample.draw("grouped", draw, draw))
+    for n in [1] * steps if engine == "eager" else [steps]:
+        state = steps_of.advance(state, n)
         found.append(torch.cat([flatten(state.at.lam), flatten(state.at.omega), flatten(state.d)]))
+    assert steps_of.name == engine
     return torch.stack(found)
 
 
-def main(out, steps):
+def main(out, steps, *engines):
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     gaps = {}
@@ -85,10 +92,15 @@ def main(out, steps):
                 dist.all_reduce(gap, dist.ReduceOp.MAX)
                 key = f"{name}, {'weights of samples' if weights else 'weights of classes'}, batches of {batch}"
                 gaps[key] = [float(gap), reduced.messages / length]
+        for engine in engines:
+            problem, at = network(weights)
+            alone = path(problem, at, ALGORITHMS["fsla"], 16, 10)[-1]
+            replayed = path(fsla.Reduced(problem), at, ALGORITHMS["fsla"], 16, 10, engine)[-1]
+            gaps[f"{engine}, {weights}"] = [float((alone - replayed).abs().max()), 0]
     if dist.get_rank() == 0:
         Path(out).write_text(json.dumps(gaps))
     dist.destroy_process_group()
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]))
+    main(sys.argv[1], int(sys.argv[2]), *sys.argv[3:])

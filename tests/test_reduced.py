@@ -14,13 +14,15 @@ from support import F64, normal
 
 
 @pytest.mark.parametrize(
-    ("count", "steps"), [pytest.param(2, 200), pytest.param(4, 200, marks=pytest.mark.slow)], ids=["two", "four"]
+    ("count", "engines"),
+    [pytest.param(2, ["graph"]), pytest.param(4, ["graph", "compile"], marks=pytest.mark.slow)],
+    ids=["two", "four"],
 )
-def test_several_processes_take_the_steps_of_one(count, steps, tmp_path):
+def test_several_processes_take_the_steps_of_one(count, engines, tmp_path):
     """With batches that do not divide evenly, and with fewer samples than processes, too."""
-    torchrun("reduced_program.py", tmp_path / "gaps", steps, processes=count)
+    torchrun("reduced_program.py", tmp_path / "gaps", 200, *engines, processes=count)
     found = json.loads((tmp_path / "gaps").read_text())
-    assert len(found) == 36
+    assert len(found) == 36 + 2 * len(engines)  # captured steps of two problems
     assert max(gap for gap, _ in found.values()) < 1e-9, found
     messages = {key.removesuffix(", batches of 16"): n for key, (_, n) in found.items()}
     assert messages["fsla, weights of classes"] == 7

@@ -47,7 +47,7 @@ class Reduced:
                 "torch.distributed.init_process_group('gloo') (or 'nccl') before."
             )
         self._problem = problem
-        self._group = group
+        self._group = (dist.group.WORLD if group is None else group).group_name  # type: ignore[union-attr]
         self.rank = dist.get_rank(group)
         self.world = dist.get_world_size(group)
         self.messages = 0
@@ -72,10 +72,13 @@ class Reduced:
         return found
 
     def summed(self, x: Tensor) -> Tensor:
+        """The sum over the ranks, as an operation that a captured step repeats; the group goes by its name, since one
+        that is still held when Python ends may abort."""
         self.messages += 1
         self.bytes += x.numel() * x.element_size()
-        dist.all_reduce(x, group=self._group)
-        return x
+        sent = torch.ops._c10d_functional.all_reduce(x.contiguous(), "sum", self._group)
+        received: Tensor = torch.ops._c10d_functional.wait_tensor(sent)
+        return received
 
 
 def _stated(problem: Any, name: str, otherwise: object) -> Any:

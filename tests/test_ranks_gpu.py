@@ -1,0 +1,85 @@
+"""One process with nccl on a GPU: the numbers of a process without it, captured steps, and checkpoints of shards."""
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+import front_program
+import fsla
+import reduced_program
+from support import F64
+
+pytestmark = pytest.mark.gpu
+
+
+@pytest.fixture
+def alone(tmp_path):
+    """A process group of one."""
+    method = f"file://{tmp_path / 'meet'}"
+    device = torch.device("cuda", 0)
+    dist.init_process_group("cpu:gloo,cuda:nccl", init_method=method, rank=0, world_size=1, device_id=device)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("weights", [False, True], ids=["of classes", "of samples"])
+@pytest.mark.parametrize("name", reduced_program.ALGORITHMS)
+def test_reduced_steps_are_the_steps(name, weights, alone):
+    algorithm = reduced_program.ALGORITHMS[name]
+    problem, at = reduced_program.network(weights, "cuda")
+    expected = reduced_program.path(problem, at, algorithm, 16, 200, device="cuda")
+    found = reduced_program.path(fsla.Reduced(problem), at, algorithm, 16, 200, device="cuda")
+    assert float((found - expected).abs().max()) < 1e-9
+
+
+@pytest.mark.parametrize("weights", [False, True], ids=["of classes", "of samples"])
+@pytest.mark.parametrize("engine", ["graph", "compile"])
+@pytest.mark.parametrize("name", ["fsla", "soba"])
+def test_captured_steps_are_the_steps(name, engine, weights, alone):
+    """The messages are captured with the step."""
+    algorithm = reduced_program.ALGORITHMS[name]
+    problem, at = reduced_program.network(weights, "cuda")
+    expected = reduced_program.path(problem, at, algorithm, 16, 50, device="cuda")[-1]
+    found = reduced_program.path(fsla.Reduced(problem), at, algorithm, 16, 50, engine, "cuda")[-1]
+    assert float((found - expected).abs().max()) < 1e-9
+
+
+@pytest.mark.parametrize("kind", ["replicas", "shards"])
+@pytest.mark.parametrize("name", front_program.CASES)
+def test_a_wrapped_model_takes_the_steps_of_a_plain_one(name, kind, alone):
+    if kind == "shards" and "exact" in name:
+        pytest.skip("exact products are refused in shards")
+    algorithm, options = front_program.CASES[name]
+    expected = front_program.path("plain", algorithm, options, 30, device="cuda")
+    found = front_program.path(kind, algorithm, options, 30, device="cuda")
+    assert float((found - expected).abs().max()) < 1e-9
+
+
+@pytest.mark.parametrize("kind", ["plain", "shards"])
+def test_a_run_on_a_gpu_is_taken_up(kind, alone, tmp_path):
+    whole, first, second = (fitted(tmp_path / name, kind, steps) for name, steps in (("a", 12), ("b", 8), ("b", 12)))
+    assert first.step == 8
+    assert second.resumed_from == 8
+    assert second.records[-1] == whole.records[-1]
+
+
+def fitted(folder, kind, steps):
+    model = front_program.network(kind, "cuda")
+    weights = fsla.SampleWeights(front_program.ROWS).to("cuda", F64)
+    opt = fsla.FSLA(
+        model,
+        weights,
+        inner_loss=front_program.inner_loss,
+        outer_loss=front_program.outer_loss,
+        products="difference",
+        momentum="average",
+    )
+    index = torch.arange(front_program.ROWS)
+    inner = [tuple(t[i::4].cuda() for t in (front_program.X, front_program.Y, index)) for i in range(4)]
+    outer = [(front_program.X_TRUSTED.cuda(), front_program.Y_TRUSTED.cuda())]
+
+    def evaluate(model):
+        return float(nn.functional.cross_entropy(model(outer[0][0]), outer[0][1]))
+
+    return fsla.fit(opt, inner, outer, steps=steps, folder=folder, evaluate=evaluate, evaluate_every=4, progress=False)
