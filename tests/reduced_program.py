@@ -11,6 +11,8 @@ from torch import nn
 import fsla
 from fsla import Point, Problem, Sample, WeightedProblem, functional
 from fsla.training.engine import make_engine
+from fsla.training.loop import train
+from fsla.training.run import Run
 from fsla.tree import flatten
 from support import F64, normal
 
@@ -76,6 +78,34 @@ def path(problem, at, algorithm, batch, steps, engine="eager", device="cpu"):
     return torch.stack(found)
 
 
+def trained(checkpoint):
+    """The gap between a run in two parts, on all ranks, with a clock that is asked, and one on this rank alone."""
+    algorithm = ALGORITHMS["fsla"]
+    ends = []
+    for reduced in (False, True):
+        problem, at = network(False)
+        problem = fsla.Counted(fsla.Reduced(problem) if reduced else problem)
+        generator = torch.Generator().manual_seed(0)
+
+        def draw(generator=generator):
+            return Sample.draw("grouped", *[lambda: torch.randint(ROWS, (16,), generator=generator)] * 2)
+
+        run = Run(algorithm, problem, generator, lambda p=problem, a=at, d=draw: algorithm.init(p, a, d()), draw)
+        for steps in (10, 20) if reduced else (20,):
+            records = train(
+                run,
+                steps=steps,
+                every=5,
+                measure=lambda state: {"omega": flatten(state.at.omega)},
+                checkpoint=checkpoint if reduced else None,
+                save_every=5,
+                budget_s=1e6,
+                engine="eager",
+            )
+        ends.append(torch.tensor(records[-1]["omega"]))
+    return float((ends[0] - ends[1]).abs().max())
+
+
 def main(out, steps, *engines):
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
@@ -97,6 +127,7 @@ def main(out, steps, *engines):
             alone = path(problem, at, ALGORITHMS["fsla"], 16, 10)[-1]
             replayed = path(fsla.Reduced(problem), at, ALGORITHMS["fsla"], 16, 10, engine)[-1]
             gaps[f"{engine}, {weights}"] = [float((alone - replayed).abs().max()), 0]
+    gaps["train"] = [trained(f"{out}.safetensors"), 0]
     if dist.get_rank() == 0:
         Path(out).write_text(json.dumps(gaps))
     dist.destroy_process_group()

@@ -23,6 +23,7 @@ from torch import Tensor
 
 from fsla.nest import map_tensors, tensors
 from fsla.problem import Inner, Oracles, Outer, Point
+from fsla.ranks import ALONE, join
 from fsla.sample import Batch, Share
 from fsla.tree import Leaf, Leaves, Rows, Tree, dense, zeros_like
 
@@ -32,7 +33,7 @@ class Reduced:
 
     Args:
         problem: any problem whose losses are means over the samples of a batch.
-        group: the processes that share the work; by default all that torchrun started.
+        group: the processes that share the work; by default all that torchrun started, or this one alone.
 
     Every rank must ask for the same oracles in the same order, on the same batches: draw them from the same seed. A
     batch is a tensor, or a nest of tensors, with a row for each sample; where there are fewer samples than ranks, some
@@ -41,15 +42,12 @@ class Reduced:
     """
 
     def __init__(self, problem: Oracles, group: dist.ProcessGroup | None = None) -> None:
-        if not (dist.is_available() and dist.is_initialized()):
-            raise RuntimeError(
-                "fsla.Reduced needs a process group, and there is none. Start the program with torchrun, and call "
-                "torch.distributed.init_process_group('gloo') (or 'nccl') before."
-            )
+        self.ranks = join()
+        alone = not dist.is_initialized() or (group is None and self.ranks is ALONE)
         self._problem = problem
-        self._group = (dist.group.WORLD if group is None else group).group_name  # type: ignore[union-attr]
-        self.rank = dist.get_rank(group)
-        self.world = dist.get_world_size(group)
+        self._group = None if alone else (dist.group.WORLD if group is None else group).group_name  # type: ignore[union-attr]
+        self.rank = 0 if alone else dist.get_rank(group)
+        self.world = 1 if alone else dist.get_world_size(group)
         self.messages = 0
         self.bytes = 0
 
@@ -61,12 +59,12 @@ class Reduced:
     def outer_at(self, at: Point, batch: Batch, seed: int | None = None) -> Outer:
         part = _Part(self, batch)
         view = self._problem.outer_at(at, part.batch, seed) if part.size else None
-        return _ReducedOuter(view, part, at, reads_lam=bool(_stated(self._problem, "direct", True)))
+        return _ReducedOuter(view, part, at, reads_lam=bool(stated(self._problem, "direct", True)))
 
     def rows(self, batch: Batch) -> Tensor | None:
         """The rows of λ that a batch reads, where the problem knows them."""
         found: Tensor | None = None
-        rows = _stated(self._problem, "rows", None)
+        rows = stated(self._problem, "rows", None)
         if rows is not None:
             found = rows(batch)
         return found
@@ -74,14 +72,17 @@ class Reduced:
     def summed(self, x: Tensor) -> Tensor:
         """The sum over the ranks, as an operation that a captured step repeats; the group goes by its name, since one
         that is still held when Python ends may abort."""
+        if self._group is None:
+            return x
         self.messages += 1
         self.bytes += x.numel() * x.element_size()
+        self.ranks.messages += 1
         sent = torch.ops._c10d_functional.all_reduce(x.contiguous(), "sum", self._group)
         received: Tensor = torch.ops._c10d_functional.wait_tensor(sent)
         return received
 
 
-def _stated(problem: Any, name: str, otherwise: object) -> Any:
+def stated(problem: Any, name: str, otherwise: object) -> Any:
     """What a problem says of itself, through wrappers such as `fsla.GaussNewton`."""
     while not hasattr(problem, name) and hasattr(problem, "problem"):
         problem = problem.problem

@@ -95,7 +95,7 @@ def train(
         k = progress.state.k
         if k % stride and k % every and k < steps:
             return False
-        by_clock = budget_s is not None and progress.seconds > budget_s
+        by_clock = budget_s is not None and run.ranks.from_first(progress.seconds > budget_s)
         return by_clock or (budget_calls is not None and work(run.problem.calls) > budget_calls)
 
     def note(status: Status, name: str | None) -> None:
@@ -128,7 +128,7 @@ def train(
                 ends.append(_multiple_after(k, save_every))
             elif checkpoint is not None:
                 ends.append(k + max(pace, stepper.stride))
-            pace = _advance(run, progress, stepper, min(ends) - k)
+            pace = run.ranks.from_first(_advance(run, progress, stepper, min(ends) - k))
             after_step()
             if progress.state.k < goal and not spent(stepper.stride):
                 saves.reached(progress)

@@ -18,6 +18,8 @@ from torch import Tensor
 from fsla.checkpoint import CheckpointError, check_place, load_checkpoint, pack, save_checkpoint
 from fsla.counted import Counted, Counts
 from fsla.plain import differences, plain
+from fsla.ranks import ALONE, Ranks
+from fsla.reduced import stated
 from fsla.sample import Sample
 from fsla.solver import Algorithm, State
 from fsla.training.records import Record
@@ -38,6 +40,12 @@ class Run:
     @property
     def device(self) -> torch.device:
         return self.generator.device
+
+    @property
+    def ranks(self) -> Ranks:
+        """Those that take its steps together: the first decides what depends on a clock, and saves."""
+        found: Ranks = stated(self.problem, "ranks", ALONE)
+        return found
 
 
 @dataclass
@@ -84,7 +92,8 @@ class Saves:
 
     def begin(self, steps: int) -> Progress:
         """The run as it was saved, or at its start."""
-        if self._path is None or not self._path.exists():
+        ranks = self._run.ranks
+        if self._path is None or not ranks.from_first(self._path.exists()):
             return Progress(self._run.start())
         return self._resumed(self._path, steps)
 
@@ -95,7 +104,7 @@ class Saves:
 
     def reached(self, progress: Progress) -> None:
         """Saves the run if that is due."""
-        if self._path is None:
+        if self._path is None or not self._run.ranks.is_first:
             return
         by_step = self._every is not None and progress.state.k % self._every == 0
         if not by_step and monotonic() - self._last < self._every_s:
