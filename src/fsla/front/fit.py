@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 import signal
-import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -25,7 +24,7 @@ from fsla.front.base import OPTIMIZERS, Bilevel
 from fsla.front.feed import Feed, begin_together
 from fsla.front.guard import Info
 from fsla.front.journal import NAME, Bar, Evaluate, Journal, Record, make_record, summary_writer
-from fsla.front.process import Signals, locked
+from fsla.front.process import Signals, leave, locked
 from fsla.front.saves import Resume, Saves
 
 Callback = Callable[[Any, Record], Any]
@@ -175,7 +174,9 @@ def fit(
                 if ranks.from_first(True in [callback(opt, record) is True for callback in callbacks]):
                     stopped = "callback"
             by_step = save_every is not None and watch.step % save_every == 0
-            waited, received = ranks.most([run.waited(save_minutes) and ranks.is_first, signals.received or 0])
+            waited = int(run.waited(save_minutes) and ranks.is_first)
+            if saves is not None:
+                waited, received = ranks.most([waited, signals.received or 0])
             if by_step or waited or received:
                 run.save()
             if received:
@@ -185,7 +186,7 @@ def fit(
         if saves is not None:
             saves.close()
         if received:
-            _leave(signal.Signals(received), watch.step, run.saved_at, stack)
+            leave(signal.Signals(received), watch.step, run.saved_at, stack, says=ranks.is_first)
     return History(journal.records, watch.step, stopped, watch.best, watch.best_step, resumed_from)
 
 
@@ -261,19 +262,6 @@ def _prepare(folder: Path) -> None:
         raise CheckpointError(
             f"The folder of fit must be writable. {folder} is not: {error.strerror}. Name another folder."
         ) from error
-
-
-def _leave(received: signal.Signals, step: int, saved_at: Path | None, stack: ExitStack) -> None:
-    """Ends the process as the signal asked, after the bar is gone."""
-    stack.close()
-    where = "" if saved_at is None else f", and is saved in {saved_at}"
-    print(
-        f"fsla: the run was ended by {received.name} after step {step}{where}. Call fit again with this folder to go "
-        "on.",
-        file=sys.stderr,
-        flush=True,
-    )
-    raise SystemExit(128 + received)
 
 
 def _check(

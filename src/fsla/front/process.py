@@ -5,9 +5,10 @@ from __future__ import annotations
 import errno
 import os
 import signal
+import sys
 import threading
 import warnings
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -115,3 +116,17 @@ class Signals:
             os.kill(os.getpid(), number)
             return
         self.received = signal.Signals(number)
+
+
+def leave(received: signal.Signals, step: int, saved_at: Path | None, stack: ExitStack, *, says: bool) -> None:
+    """Ends the process as the signal asked, after the bar is gone."""
+    stack.close()
+    where = "" if saved_at is None else f", and is saved in {saved_at}"
+    if says:
+        print(
+            f"fsla: the run was ended by {received.name} after step {step}{where}. Call fit again with this folder to "
+            "go on.",
+            file=sys.stderr,
+            flush=True,
+        )
+    raise SystemExit(128 + received)
