@@ -64,10 +64,12 @@ CASES = {
     "ma-soba, differences": (fsla.MASOBA, {"products": "difference", **GIVEN}),
     "automatic, exact": (fsla.FSLA, {"products": "auto"}),
     "automatic, differences": (fsla.FSLA, {"products": "difference", "momentum": "average"}),
+    "batches in parts, differences": (fsla.SOBA, {"products": "difference", **GIVEN}),
+    "batches in parts, exact": (fsla.SOBA, {"products": "exact", **GIVEN}),
 }
 
 
-def path(kind, algorithm, options, steps, *, alone=False, device="cpu"):
+def path(kind, algorithm, options, steps, *, alone=False, in_parts=False, device="cpu"):
     """λ and ω after each step, on batches that do not divide evenly and, under STORM, on one sample."""
     model = network(kind, device)
     weights = fsla.SampleWeights(ROWS).to(device, F64)
@@ -85,7 +87,10 @@ def path(kind, algorithm, options, steps, *, alone=False, device="cpu"):
     found = []
     for k in range(steps):
         fresh = draw(5, 1) if options.get("momentum") == "storm" else None
-        opt.step(*draw(16, 7), fresh=fresh, seed=k)
+        inner, outer = draw(16, 7)
+        if in_parts:
+            inner = fsla.MicroBatches([tuple(t[:8] for t in inner), tuple(t[8:] for t in inner)])
+        opt.step(inner, outer, fresh=fresh, seed=k)
         found.append(values(model, weights))
     return torch.stack(found)
 
@@ -94,11 +99,12 @@ def trajectories(out, steps):
     here = ranks.join()
     gaps = {}
     for name, (algorithm, options) in CASES.items():
-        alone = path("plain", algorithm, options, steps, alone=True)
+        in_parts = "in parts" in name
+        alone = path("plain", algorithm, options, steps, alone=True, in_parts=in_parts)
         for kind in ("plain", "replicas", "shards"):
             if kind == "shards" and "exact" in name:
                 continue
-            together = path(kind, algorithm, options, steps)
+            together = path(kind, algorithm, options, steps, in_parts=in_parts)
             gaps[f"{name}, {kind}"] = float((alone - together).abs().max())
     gaps["moved"] = float((alone[-1] - alone[0]).abs().max())
     if here.is_first:

@@ -6,12 +6,16 @@ import shutil
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 import torch
+from torch import nn
 
 from fsla import ranks
 from fsla.checkpoint import CheckpointError
 from fsla.checkpoint_folder import load_folder
+from fsla.front.together import Together
+from fsla.ranks import Ranks
 from fsla.ranks.watch import Positions
 from launch import torchrun
 
@@ -39,7 +43,7 @@ def test_a_model_on_several_ranks_takes_the_steps_of_one(processes, steps, tmp_p
     torchrun(PROGRAM, "trajectories", tmp_path / "gaps", steps, processes=processes)
     gaps = json.loads((tmp_path / "gaps").read_text())
     assert gaps.pop("moved") > 0.02
-    assert len(gaps) == 12
+    assert len(gaps) == 17
     exact = {name: found for name, found in gaps.items() if "exact" in name}
     assert max(exact.values()) < 1e-13, gaps
     assert max(gaps.values()) < 1e-9, gaps
@@ -156,6 +160,24 @@ def test_positions_tell_who_is_awaited():
     assert seen.awaited(9.0, silence=5.0) == [2]  # it writes nothing any more
     seen.look(2, {"name": "", "messages": 7, "beat": 2}, now=9.0)
     assert seen.awaited(9.0, silence=5.0) == []
+
+
+def test_a_batch_is_cut_by_samples():
+    """Tensors, arrays, and lists with an entry for each sample; what says nothing of samples stays as it is."""
+    batch = {"x": torch.arange(7), "more": (np.arange(14).reshape(7, 2), list("abcdefg")), "name": "test", "rate": 0.5}
+    parts = [Together(Ranks(rank, 3), nn.Linear(1, 1), "whole").share(batch) for rank in range(3)]
+    assert [len(part["x"]) for part, _ in parts] == [2, 2, 3]
+    assert [share for _, share in parts] == [6 / 7, 6 / 7, 9 / 7]
+    assert torch.equal(torch.cat([part["x"] for part, _ in parts]), batch["x"])
+    assert np.array_equal(np.concatenate([part["more"][0] for part, _ in parts]), batch["more"][0])
+    assert "".join("".join(part["more"][1]) for part, _ in parts) == "abcdefg"
+    assert all(part["name"] == "test" and part["rate"] == 0.5 for part, _ in parts)
+
+
+def test_a_rank_without_samples_passes_one_that_does_not_count():
+    parts = [Together(Ranks(rank, 3), nn.Linear(1, 1), "whole").share(torch.tensor([4.0])) for rank in range(3)]
+    assert [share for _, share in parts] == [0.0, 0.0, 3.0]
+    assert all(torch.equal(part, torch.tensor([4.0])) for part, _ in parts)
 
 
 def test_alone_everything_is_the_identity():
