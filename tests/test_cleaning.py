@@ -450,6 +450,18 @@ def test_a_class_without_a_trusted_sample_is_said_and_kept():
     assert (found.suggested_[y != 2] != 2).all()
 
 
+def test_networks_that_never_saw_a_class_have_no_share():
+    """No held-out sample is of that class: nothing but this would keep them out, however wrong the labels are."""
+    x, y, _, _, _ = mixed(300, rate=0.6)
+    clean_x, clean_y = blobs(90, 9)
+    for few, left_out in ((clean_y < 2, True), (clean_y < 3, False)):
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "No trusted sample", UserWarning)
+            found = fsla.HyperCleaner(**QUICK).fit(x, y, clean_x[few], clean_y[few])
+        share = found.candidates_.set_index("way").loc["trusted samples alone", "share"]
+        assert (share == 0) == left_out
+
+
 def test_images_and_a_module_of_the_user_s(tmp_path):
     random = np.random.default_rng(0)
     y = random.integers(2, size=80)

@@ -18,7 +18,7 @@ from fsla.checks import pick
 from fsla.cleaning.bilevel import Weighed
 from fsla.cleaning.material import Material, threads
 from fsla.cleaning.mixture import Member, Mixture, likelihood, tempered
-from fsla.cleaning.ways import EVERYTHING, WITH_GROUPS, Bench, usual, ways
+from fsla.cleaning.ways import ALONE, EVERYTHING, WITH_GROUPS, Bench, usual, ways
 from fsla.ranks import join
 
 FOLDS = 3
@@ -167,10 +167,19 @@ class Trial:
             self.candidates.append(Candidate(name, held))
         self._skipped = tuple(tried[len(self.candidates) :])
         self._report = report
-        for candidate, share in zip(self.candidates, here.from_first(shares(self.candidates)), strict=True):
+        able = [candidate for candidate in self.candidates if self._can_know(candidate.name)] or self.candidates
+        for candidate, share in zip(able, here.from_first(shares(able)), strict=True):
             candidate.share = share
         self.final = Bench(material, repeats=repeats, groups=_mean(self._held.groups))
         """The ways with all trusted samples."""
+
+    def _can_know(self, name: str) -> bool:
+        """Whether a way can know every class. Trusted samples alone teach nothing of a class that none of them is of,
+        and no trusted sample is there to tell."""
+        material = self._held.material
+        if name != ALONE or not material.classes:
+            return True
+        return bool((torch.bincount(material.y[material.trusted], minlength=material.classes) > 0).all())
 
     def choice(self) -> Choice:
         """Trains the ways that have a share."""
