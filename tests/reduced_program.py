@@ -36,7 +36,7 @@ def network(samples_have_weights, device="cpu"):
     y = torch.arange(ROWS, device=device) % 3
 
     def ridge(omega):
-        return 0.05 * sum(t.square().sum() for t in omega.values())
+        return 0.3 * sum(t.square().sum() for t in omega.values())
 
     def each(omega, i):
         return nn.functional.cross_entropy(net(omega, x[i]), y[i], reduction="none")

@@ -95,7 +95,7 @@ def test_auto_warns_once_and_goes_on(exact):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         products(problem, at, v)
-    assert max(apart(found, exact).values()) < 1e-6
+    assert all(gap < 1e-6 for gap in apart(found, exact).values())
 
 
 def test_the_error_of_differences_falls_as_the_square_of_their_step(exact):
@@ -116,7 +116,7 @@ def test_differences_in_float32(exact):
 def test_checkpointed_and_compiled_networks_have_the_same_products(how):
     plain = products(*made(mode="difference"))
     other = made(replace(SIZE, checkpointed=True)) if how == "checkpointed" else made(compiled=True)
-    assert max(apart(products(*other), plain).values()) < 1e-9
+    assert all(gap < 1e-9 for gap in apart(products(*other), plain).values())
 
 
 def test_a_checkpointed_block_is_computed_again_with_the_parameters_of_the_call():
@@ -137,7 +137,7 @@ def test_tied_weights_have_both_parts_of_their_derivative():
     assert "head.weight" not in at.omega
     with sdpa_kernel(SDPBackend.MATH):
         exact = products(*made(replace(SIZE, tied=True), mode="exact"))
-    assert max(apart(products(tied, at, v), exact).values()) < 1e-6
+    assert all(gap < 1e-6 for gap in apart(products(tied, at, v), exact).values())
     untied, _, _ = made(mode="difference")
     both = {**at.omega, "head.weight": at.omega["tokens.weight"]}
     apiece = untied.inner_at(Point(at.lam, both), BATCH).grad
@@ -152,7 +152,7 @@ def test_dropout_has_one_mask_at_both_ends_of_a_difference():
     first, again = products(problem, at, v, seed=3), products(problem, at, v, seed=3)
     with sdpa_kernel(SDPBackend.MATH):
         exact = products(*made(replace(SIZE, dropout=0.3), mode="exact"), seed=3)
-    assert max(apart(first, exact).values()) < 1e-6
+    assert all(gap < 1e-6 for gap in apart(first, exact).values())
     assert max(apart(first, again).values()) == 0
     assert apart(products(problem, at, v, seed=4), exact)["grad"] > 0.01
 
