@@ -22,7 +22,7 @@ def test_several_processes_take_the_steps_of_one(count, engines, tmp_path):
     """With batches that do not divide evenly, and with fewer samples than processes, too."""
     torchrun("reduced_program.py", tmp_path / "gaps", 200, *engines, processes=count)
     found = json.loads((tmp_path / "gaps").read_text())
-    assert len(found) == 36 + 2 * len(engines) + 1  # captured steps of two problems, and a run that is taken up
+    assert len(found) == 20 + 2 * len(engines) + 1  # captured steps of two problems, and a run that is taken up
     assert all(gap < 1e-9 for gap, _ in found.values()), found
     messages = {key.removesuffix(", batches of 16"): n for key, (_, n) in found.items()}
     assert messages["fsla, weights of classes"] == 7
