@@ -57,7 +57,8 @@ class Traffic(NamedTuple):
 
 
 class Times(NamedTuple):
-    """The median milliseconds of one process and of all, and the median ratio with its quartiles."""
+    """The median milliseconds of one process and of all, the median ratio with its quartiles, and the median ratio of
+    the processors' seconds, those of all ranks together, which other programs hardly change."""
 
     what: str
     alone_ms: float
@@ -65,6 +66,7 @@ class Times(NamedTuple):
     low: float
     ratio: float
     high: float
+    work: float
 
 
 def _sgd() -> dict[str, Any]:
@@ -173,23 +175,24 @@ def times(here: Ranks, rounds: int = 12) -> list[Times]:
         if here.is_first:
             alone()
         together()
-        seconds = []
+        rounds_of = []
         for _ in range(rounds):
             here.wait()
-            first = _timed(alone) if here.is_first else 0.0
+            unit = _timed(alone) if here.is_first else (0.0, 0.0)
             here.wait()
-            seconds.append((first, _timed(together)))
+            seconds, worked = _timed(together)
+            rounds_of.append((*unit, seconds, sum(here.gather(worked))))
         if here.is_first:
-            ratios = sorted(b / a for a, b in seconds)
-            quarter = len(ratios) // 4
-            alone_ms, together_ms = (1e3 * statistics.median(column) for column in zip(*seconds, strict=True))
-            middle = statistics.median(ratios)
-            found.append(Times(f"{kind}, {name}", alone_ms, together_ms, ratios[quarter], middle, ratios[-1 - quarter]))
+            alone_ms, _, together_ms, _ = (1e3 * statistics.median(column) for column in zip(*rounds_of, strict=True))
+            ratios = sorted(all_s / own_s for own_s, _, all_s, _ in rounds_of)
+            low, high = ratios[len(ratios) // 4], ratios[-1 - len(ratios) // 4]
+            work = statistics.median(all_w / own_w for _, own_w, _, all_w in rounds_of)
+            found.append(Times(f"{kind}, {name}", alone_ms, together_ms, low, statistics.median(ratios), high, work))
     return found
 
 
 def _stepper(kind: str, size: int) -> Step:
-    """A step of a small convolutional network, whose work is large beside its 60 thousand parameters."""
+    """A step of a small convolutional network, whose work is large beside its 57 thousand parameters."""
     torch.manual_seed(0)
     layers = [nn.Conv2d(3, 32, 3, padding=1), nn.SiLU(), nn.Conv2d(32, 64, 3, padding=1), nn.SiLU(), nn.AvgPool2d(2)]
     layers += [nn.Conv2d(64, 64, 3, padding=1), nn.SiLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, 10)]
@@ -200,10 +203,11 @@ def _stepper(kind: str, size: int) -> Step:
     return lambda: opt.step(batch, batch, seed=0)
 
 
-def _timed(step: Step) -> float:
-    begun = time.perf_counter()
+def _timed(step: Step) -> tuple[float, float]:
+    """Seconds of the clock and of this process's work."""
+    begun, worked = time.perf_counter(), time.process_time()
     step()
-    return time.perf_counter() - begun
+    return time.perf_counter() - begun, time.process_time() - worked
 
 
 # --------------------------------------------------------------------------------------------------------------- memory
@@ -283,7 +287,7 @@ def _tables(what: str, here: Ranks) -> Iterator[str]:
         yield "All is as the formulas say."
     elif what == "time":
         for t in times(here):
-            spread = f"{t.ratio:.2f} ({t.low:.2f} - {t.high:.2f})"
+            spread = f"{t.ratio:.2f} ({t.low:.2f} - {t.high:.2f}), work {t.work:.2f}"
             yield f"{t.what:25} {t.alone_ms:7.0f} ms alone {t.together_ms:7.0f} ms on {here.world} ranks  {spread}"
     elif what == "memory":
         mine = memory(here)
