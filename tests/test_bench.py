@@ -12,6 +12,8 @@ from fsla.experiments.bench.memory import peak_mb
 from fsla.experiments.bench.race import Key
 from fsla.experiments.bench.rows import measured
 from fsla.experiments.bench.table import _units
+from fsla.experiments.bench.traffic import Machine, predicted, predictions
+from launch import torchrun
 
 
 def test_the_command_prints_a_table_and_writes_rows(tmp_path):
@@ -167,3 +169,19 @@ def test_steps_by_the_number_of_weights_are_timed():
     assert small.bytes == large.bytes == 12
     assert small.ratio == 1
     assert min(small.ms, large.ms, small.swept_ms, large.swept_ms) > 0
+
+
+def test_what_ranks_send_is_what_the_formulas_say():
+    torchrun("-m", "fsla.experiments.bench.ranks", "traffic")
+
+
+def test_what_is_predicted_of_many_gpus():
+    found = {
+        (way, world): predicted(Machine(1e14), way, 1e8, 4096, world, "fsla").efficiency
+        for way in ("plain", "replicas", "shards")
+        for world in (1, 8, 64)
+    }
+    for way in ("plain", "replicas", "shards"):
+        assert found[way, 1] == 1.0 >= found[way, 8] >= found[way, 64] > 0
+    assert found["plain", 64] < found["replicas", 64]
+    assert len(list(predictions())) == 10

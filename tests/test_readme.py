@@ -54,6 +54,23 @@ def test_the_guide_to_the_core(capsys):
     assert "relative error" in capsys.readouterr().out
 
 
+def test_the_page_on_more_than_one_gpu(capsys):
+    """Here in one process; torchrun starts the same program."""
+    names = run("docs/more-than-one-gpu.md")
+    first, second, wrong = names["weights"].values.tolist()
+    assert wrong < 0.1 < 0.5 < min(first, second)
+    assert names["history"].step == 300
+    assert "tensor" in capsys.readouterr().out
+
+
+def test_the_page_on_many_sample_weights(capsys):
+    names = run("docs/sample-weights-at-scale.md")
+    weights, half = names["weights"], names["n"] // 2
+    assert weights[:half].mean() < weights[half:].mean()  # the spoilt half weighs less
+    assert names["run"].k == 401
+    assert "tensor" in capsys.readouterr().out
+
+
 def _close(found, but=(), near=1e-2):
     return all(gap < near for name, gap in found["gaps"].items() if name not in but)
 

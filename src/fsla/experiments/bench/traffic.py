@@ -1,0 +1,131 @@
+"""What ranks tell each other in a step, counted on paper, and how well many GPUs would do by that count.
+
+A message is an all-reduce of what a pass found: derivatives, a number for each of their tensors and for each rank, and
+the value of the loss. With a ring every rank sends 2 (W-1)/W times its bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+Way = Literal["plain", "replicas", "shards"]
+"""A plain module, DistributedDataParallel, fully_shard."""
+
+
+class Sent(NamedTuple):
+    """Of one rank in one step."""
+
+    messages: int
+    numbers: int
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """How many numbers, in how many tensors, ω and λ have, and how many ranks there are."""
+
+    omega: int
+    lam: int
+    world: int
+    omega_tensors: int = 1
+    lam_tensors: int = 1
+
+
+def front(of: Sizes, algorithm: str, momentum: str, products: str, *, direct: bool) -> Sent:
+    """A step of the front end on a plain module.
+
+    Args:
+        direct: whether F reads λ.
+    """
+    by_omega = (of.omega, of.omega_tensors)
+    by_lam = (of.lam, of.lam_tensors)
+    if algorithm == "soba" and products == "difference":
+        sent = [[by_omega, by_lam]] * 3
+    elif algorithm == "soba":
+        sent = [[by_omega, by_omega, by_lam], [by_omega, by_lam]]
+    elif products == "difference":
+        sent = [[by_omega], [by_omega], [by_omega, by_lam]]
+        sent += ([[by_lam], [by_lam]] + [[by_lam]] * direct) * _looks(momentum)
+    else:
+        sent = [[by_omega, by_omega], [by_omega, by_lam]]
+        sent += ([[by_omega, by_lam]] + [[by_lam]] * direct) * _looks(momentum)
+    numbers = sum(size + tensors for message in sent for size, tensors in message)
+    return Sent(len(sent), numbers + len(sent) * (of.world + 1))
+
+
+def core(of: Sizes, algorithm: str, momentum: str, *, direct: bool) -> Sent:
+    """A step of the core through `fsla.Reduced`; where λ has rows for the samples, `of.lam` is those of a batch."""
+    if algorithm == "soba":
+        return Sent(3, 3 * of.omega + (2 if direct else 1) * of.lam)
+    looks = _looks(momentum)
+    messages = 3 + looks * (2 if direct else 1)
+    return Sent(messages, 3 * of.omega + (messages - 3 + direct) * of.lam)
+
+
+def _looks(momentum: str) -> int:
+    """At how many points λ's direction is asked for."""
+    return 2 if momentum == "storm" else 1
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What the prediction assumes: FLOP a second of one GPU on this model, and bytes a second."""
+
+    flops: float
+    inside: float = 450e9
+    between: float = 50e9
+    gpus: int = 8
+    """Of one machine."""
+
+    def bytes_per_second(self, world: int) -> float:
+        return self.inside if world <= self.gpus else self.between
+
+
+class Predicted(NamedTuple):
+    """Seconds of a step on one GPU that had all of it and on each of W, and the first over the second."""
+
+    alone: float
+    together: float
+    efficiency: float
+
+
+def predicted(machine: Machine, way: Way, parameters: float, tokens: float, world: int, algorithm: str) -> Predicted:
+    """Weak scaling: as many tokens a GPU, whatever W is, in each batch; float32 messages, few outer parameters.
+
+    A pass forward takes 2 FLOP for each parameter and token, one back 4. The messages of a plain module wait for the
+    pass, those of the others are sent during it; a part of a pass then takes what is longer, work or messages.
+    """
+    forward = 2 * parameters * tokens / machine.flops
+    back = 2 * forward
+    ring = (world - 1) / world * 4 * parameters / machine.bytes_per_second(world)
+    alone = 3 * (forward + back)
+    if way == "plain":
+        whole = forward + back + 2 * ring
+    elif way == "replicas":
+        whole = forward + max(back, 2 * ring)
+    else:
+        whole = max(forward, ring) + max(back, 2 * ring)
+    together = 3 * whole
+    if algorithm == "fsla":  # J v: two passes in which λ alone requires a derivative
+        alone += 2 * (forward if way != "shards" else forward + back)
+        together += 2 * (forward if way != "shards" else whole)
+    return Predicted(alone, together, alone / together)
+
+
+_CASES: tuple[tuple[str, Way, float, int, float], ...] = (
+    ("98 M, 4096 tokens a GPU", "plain", 98e6, 4096, 1.1e14),
+    ("98 M, 4096 tokens a GPU", "replicas", 98e6, 4096, 1.1e14),
+    ("98 M, 32768 tokens a GPU", "plain", 98e6, 32768, 1.1e14),
+    ("7 B, 4096 tokens a GPU", "shards", 7e9, 4096, 4e14),
+    ("7 B, 16384 tokens a GPU", "shards", 7e9, 16384, 4e14),
+)
+
+
+def predictions() -> Iterator[str]:
+    """A table for 8 and for 64 GPUs."""
+    for name, way, parameters, tokens, flops in _CASES:
+        for algorithm in ("soba", "fsla"):
+            both = [predicted(Machine(flops), way, parameters, tokens, world, algorithm) for world in (8, 64)]
+            shown = "  ".join(f"{1e3 * p.together:6.0f} ms {100 * p.efficiency:4.0f} %" for p in both)
+            yield f"{name:25} {way:9} {algorithm:5} {1e3 * both[0].alone:6.0f} ms alone  {shown}"
