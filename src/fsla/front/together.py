@@ -46,6 +46,8 @@ class Together:
         """Whether ω is in shards, as fully_shard has it."""
         self._wrapped = isinstance(model, DistributedDataParallel)
         self._apart = False
+        self._counts_for = 1.0
+        """W b_r / B of the last batch."""
         if (self.sharded or self._wrapped) and ranks.world == 1:
             self._apart = True  # nothing to share out
 
@@ -69,14 +71,16 @@ class Together:
 
     def share(self, batch: Batch) -> tuple[Batch, float]:
         """This rank's part of a batch, and W b_r / B. A rank without samples passes one that does not count."""
+        self._counts_for = 1.0
         if self.alone or batch is None or self.batches == "shares":
             return batch, 1.0
         total = _length(batch)
         world, rank = self.ranks.world, self.ranks.rank
         first, last = total * rank // world, total * (rank + 1) // world
+        self._counts_for = world * (last - first) / total
         if first == last:
             return _rows(batch, slice(0, 1), total), 0.0
-        return _rows(batch, slice(first, last), total), world * (last - first) / total
+        return _rows(batch, slice(first, last), total), self._counts_for
 
     def check_batches(self, batches: Sequence[Batch]) -> None:
         """Raises unless whole batches are the same on all ranks: others are of other data."""
@@ -103,7 +107,9 @@ class Together:
         reached = [0.0 if found[name] is None else 1.0 for name in names]
         sizes = [0.0] * self.ranks.world
         sizes[self.ranks.rank] = float(_size(batch)) if self.batches == "shares" else 0.0
-        told = torch.tensor([*reached, *sizes], dtype=value.dtype, device=value.device)
+        exact = torch.promote_types(value.dtype, torch.float32)  # sizes are whole numbers
+        value = value.to(exact)
+        told = torch.tensor([*reached, *sizes], dtype=exact, device=value.device)
         sent = [torch.zeros_like(like[name]) if found[name] is None else found[name] for name in names]
         *received, told, value = self._total([*sent, told, value])  # type: ignore[list-item]
         if self.batches == "shares":
@@ -135,12 +141,13 @@ class Together:
         return [{name: means[f"{i}.{name}"] for name in tree} for i, tree in enumerate(trees)], value
 
     def same_buffers(self, buffers: Sequence[Tensor]) -> None:
-        """Takes the mean of running statistics, which each rank has moved by its own share."""
+        """Takes the mean over the samples of running statistics, which each rank has moved by its own share."""
         moved = [b for b in buffers if b.dtype.is_floating_point and not is_sharded(b)]
         if self.alone or not moved:
             return
         with torch.no_grad():
-            for b, t in zip(moved, self._total(moved), strict=True):
+            own = [self._counts_for * b for b in moved]
+            for b, t in zip(moved, self._total(own), strict=True):
                 b.copy_(t / self.ranks.world)
 
     def _total(self, sent: Sequence[Tensor]) -> list[Tensor]:

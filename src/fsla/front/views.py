@@ -213,10 +213,12 @@ class ExactModelView(ModelView):
                     by_omega = passes.filled(found[:n], self._at.omega) if omega else {}
                     by_lam = passes.filled(found[n:], self._at.lam) if lam else {}
                     products.append((by_omega, by_lam))
-        trees = [_mean(gradients), _mean([p[0] for p in products]), _mean([p[1] for p in products])]
+        left = omega or problem.together.alone  # the gradient; for J v alone nobody would ask for it
+        trees = [_mean(gradients) if left else {}, *(_mean([found[i] for found in products]) for i in (0, 1))]
         value = sum(values[1:], values[0]) / len(parts)
         (gradient, by_omega, by_lam), self._value = problem.together.mean_of(trees, value, self._batch)
-        self._by_omega = {name: t.detach() for name, t in gradient.items()}
+        if left:
+            self._by_omega = {name: t.detach() for name, t in gradient.items()}
         return by_omega, by_lam
 
 

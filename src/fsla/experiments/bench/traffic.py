@@ -49,7 +49,7 @@ def front(of: Sizes, algorithm: str, momentum: str, products: str, *, direct: bo
         sent += ([[by_lam], [by_lam]] + [[by_lam]] * direct) * _looks(momentum)
     else:
         sent = [[by_omega, by_omega], [by_omega, by_lam]]
-        sent += ([[by_omega, by_lam]] + [[by_lam]] * direct) * _looks(momentum)
+        sent += ([[by_lam]] + [[by_lam]] * direct) * _looks(momentum)
     numbers = sum(size + tensors for message in sent for size, tensors in message)
     return Sent(len(sent), numbers + len(sent) * (of.world + 1))
 
