@@ -146,7 +146,8 @@ def fit_one(here, folder, kind, steps):
     mixed = TensorDataset(X, Y, torch.arange(ROWS))
     train = DataLoader(mixed, batch_size=10, shuffle=True)
     if batches == "shares":
-        train = DataLoader(mixed, batch_size=5, sampler=DistributedSampler(mixed, seed=7))
+        sampler = DistributedSampler(mixed, num_replicas=here.world, rank=here.rank, seed=7)
+        train = DataLoader(mixed, batch_size=5, sampler=sampler)
     trusted = DataLoader(TensorDataset(X_TRUSTED, Y_TRUSTED), batch_size=7, shuffle=True)
     before = here.messages
 

@@ -25,7 +25,7 @@ ALGORITHMS = {
     "cg": fsla.algorithms.cg(RATES, K=5),
     "f2sa": fsla.algorithms.f2sa(RATES),
 }
-LONG = ("fsla", "soba", "amigo", "cg")
+LONG = ("fsla", "soba", "amigo", "f2sa")
 UNEVEN = ("fsla", "cg")
 """Those that are given batches that do not divide evenly, too: all share the oracles."""
 ROWS = 96
@@ -109,13 +109,14 @@ def trained(checkpoint):
 
 
 def main(out, steps, *engines):
+    every = len(engines) > 1
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     gaps = {}
     for weights in (False, True):
         for name, algorithm in ALGORITHMS.items():
             for batch in (16, 7, 1) if name in UNEVEN else (16,):
-                length = steps if (batch, weights) == (16, False) and name in LONG else 5
+                length = steps if (batch, weights) == (16, False) and (name in LONG or every) else 5
                 problem, at = network(weights)
                 alone = path(problem, at, algorithm, batch, length)
                 reduced = fsla.Reduced(problem)
