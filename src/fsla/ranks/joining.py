@@ -17,6 +17,7 @@ import torch.distributed as dist
 
 from fsla.ranks import watch
 from fsla.ranks.group import RankError, Ranks
+from fsla.ranks.leaving import settle
 
 USUAL_TIMEOUT = 300.0
 _NEEDED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
@@ -140,6 +141,7 @@ def _leave() -> None:
 
 def _watched(ranks: Ranks) -> Ranks:
     if ranks.world > 1:
+        atexit.register(settle)
         store = watch.start(ranks.rank, ranks.world, timeout_s(), lambda: ranks.messages)
         (missing,) = ranks.most([store is None])
         ranks.store = None if missing else store

@@ -8,6 +8,7 @@ ends the rest, or starts all anew (--max-restarts).
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
 import socket
@@ -26,6 +27,8 @@ TIMEOUT = "FSLA_RANK_TIMEOUT"
 BEATS = 8
 """How often a rank writes within the timeout."""
 FAILED = 70
+WAIT_S = 30.0
+"""For a look at the store that is under way as a process ends; it takes milliseconds unless the store is gone."""
 
 
 def start(rank: int, world: int, seconds: float, messages: Callable[[], int]) -> Store | None:
@@ -43,8 +46,16 @@ def start(rank: int, world: int, seconds: float, messages: Callable[[], int]) ->
     except (dist.DistError, RuntimeError, ValueError):
         return None
     watch = _Watch(rank, world, seconds, messages, PrefixStore("watch", found))
-    threading.Thread(target=watch.run, name="fsla rank watch", daemon=True).start()
+    thread = threading.Thread(target=watch.run, name="fsla rank watch", daemon=True)
+    thread.start()
+    atexit.register(_end, watch, thread)
     return found
+
+
+def _end(watch: _Watch, thread: threading.Thread) -> None:
+    """Ends the watch before Python ends: a thread that is in the store's code by then would abort the process."""
+    watch.ended.set()
+    thread.join(WAIT_S)
 
 
 def store(address: str, port: int, *, hosted: bool, timeout: timedelta) -> Store:
@@ -103,10 +114,10 @@ class _Watch:
         self._beat = 0
         self._warned = False
         self._positions = Positions(world, monotonic())
+        self.ended = threading.Event()
 
     def run(self) -> None:
-        pause = threading.Event()
-        while not pause.wait(self._seconds / BEATS):
+        while not self.ended.wait(self._seconds / BEATS):
             try:
                 self._tell()
                 self._read()

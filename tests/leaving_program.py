@@ -1,0 +1,20 @@
+"""Started by torchrun: ends right after a message, with a group that is held to the end."""
+
+import torch
+import torch.distributed as dist
+
+from fsla import ranks
+
+
+def send():
+    dist.broadcast(torch.ones(200_000), 0)
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    held = dist.group.WORLD
+    ranks.join()
+    for _ in range(50):
+        send()
+    dist.destroy_process_group()

@@ -1,0 +1,63 @@
+"""A process whose work is done ends well, whatever gloo's threads are doing."""
+
+import threading
+from pathlib import Path
+
+import pytest
+
+from fsla.ranks import leaving
+from fsla.ranks.leaving import Task, settle, workers
+from launch import torchrun
+
+
+def test_a_process_waits_until_gloo_is_at_rest(monkeypatch):
+    """Not while a thread runs, nor while it goes to sleep again and again, as one does that waits for Python."""
+    seen = [
+        {"1": Task("R", "5"), "2": Task("S", "9")},
+        {"1": Task("S", "6"), "2": Task("S", "9")},
+        {"1": Task("S", "7"), "2": Task("S", "9")},
+        {"1": Task("S", "7"), "2": Task("S", "9")},
+        {"1": Task("R", "8"), "2": Task("S", "9")},
+    ]
+    looks = iter(seen)
+    monkeypatch.setattr(leaving, "workers", lambda: next(looks))
+    monkeypatch.setattr(leaving, "LOOK_EVERY_S", 0.0)
+    settle()
+    assert list(looks) == seen[4:]
+
+
+def test_a_process_without_gloo_does_not_wait(monkeypatch):
+    monkeypatch.setattr(threading.Event, "wait", lambda *args: pytest.fail("it waited"))
+    settle()
+
+
+def test_a_thread_that_never_rests_does_not_keep_a_process(monkeypatch):
+    monkeypatch.setattr(leaving, "workers", lambda: {"1": Task("R", "5")})
+    monkeypatch.setattr(leaving, "LOOK_EVERY_S", 0.0)
+    settle()
+
+
+@pytest.mark.skipif(not leaving.TASKS.exists(), reason="reads /proc/self/task, which this system lacks")
+def test_gloo_is_known_by_the_names_of_its_threads():
+    end = threading.Event()
+    thread = threading.Thread(target=end.wait)
+    thread.start()
+    name = leaving.TASKS / str(thread.native_id) / "comm"
+    name.write_text(leaving.WORKER)
+    try:
+        found = workers()
+    finally:
+        end.set()
+        thread.join()
+    ((number, task),) = found.items()
+    assert number == str(thread.native_id)
+    assert task.state in ("R", "S")
+    assert task.sleeps.isdigit()
+    assert workers(Path("/nowhere")) == {}
+
+
+@pytest.mark.slow
+def test_a_group_that_is_held_to_the_end_ends_no_process():
+    """Without the wait every second run aborts."""
+    for _ in range(8):
+        torchrun("leaving_program.py")
