@@ -176,7 +176,7 @@ def test_plain_and_structured_arrays_are_tables(tmp_path):
 
 
 def test_a_label_seen_only_once_ends_well(files, quick):
-    """Among the samples of mixed quality it cannot be checked, among the trusted ones it can be suggested."""
+    """Among the samples of mixed quality nothing stands in for it, among the trusted ones it can be suggested."""
     table = pd.read_csv(files / "data.csv")
     table.loc[3, "label"] = "unicorn"
     table.to_csv(files / "data.csv", index=False)
@@ -188,6 +188,7 @@ def test_a_label_seen_only_once_ends_well(files, quick):
     assert "No trusted sample has the label unicorn" in done.text
     issues = pd.read_csv(files / "out" / "issues.csv").set_index("given_label")
     assert issues.loc["unicorn", "suggested_label"] == "unicorn"
+    assert "No trusted sample is of the class <strong>unicorn</strong>." in (files / "out" / "report.html").read_text()
 
 
 @pytest.mark.slow

@@ -150,11 +150,13 @@ class Trusting(BaseEstimator):  # type: ignore[misc]
 
     def _say_what_is_missing(self, trusted: torch.Tensor, classes: int) -> None:
         seen = torch.bincount(trusted, minlength=classes) > 0
-        missing = [str(name) for name, found in zip(self.classes_, seen.tolist(), strict=True) if not found]
-        if missing:
+        self._untrusted = self.classes_[~seen.numpy()]
+        if len(self._untrusted):
+            names = ", ".join(map(str, self._untrusted[:10]))
             warnings.warn(
-                f"No trusted sample has the label {', '.join(missing[:10])}: such labels cannot be checked, and are "
-                "taken as they are.",
+                f"No trusted sample has the label {names}. Samples on whose label the networks agree stand in for "
+                "them, and labels that nothing stands in for are taken as they are: some trusted samples of every "
+                "class are better.",
                 UserWarning,
                 stacklevel=5,
             )

@@ -18,7 +18,7 @@ from fsla.checks import pick
 from fsla.cleaning.bilevel import Weighed
 from fsla.cleaning.material import Material, threads
 from fsla.cleaning.mixture import Member, Mixture, likelihood, tempered
-from fsla.cleaning.ways import ALONE, EVERYTHING, WITH_GROUPS, Bench, usual, ways
+from fsla.cleaning.ways import EVERYTHING, WITH_GROUPS, Bench, usual, ways
 from fsla.ranks import join
 
 FOLDS = 3
@@ -29,7 +29,7 @@ LEAST = 0.05
 
 @dataclass
 class Candidate:
-    """A way, and what it said of the trusted samples that each fold held out."""
+    """A way, and what it said of the trusted samples that each fold held out, and of those that stand in for them."""
 
     name: str
     held: list[tuple[Tensor, Tensor]] = field(default_factory=list)
@@ -156,6 +156,7 @@ class Trial:
         here = join()
         parts = split(material, folds)
         self._held = Bench(material, [_without(parts, number) for number in range(folds)])
+        stand_ins = stand_ins_by_fold(self._held, folds)
         self.candidates: list[Candidate] = []
         for name in tried:
             late: bool = here.from_first(bool(enough()))
@@ -163,23 +164,17 @@ class Trial:
                 break
             report(name, len(self.candidates), len(tried) + 1)
             fit = self._held.go(name).fit
-            held = [(fit.answers(view, material.x[rows]), material.y[rows]) for view, rows in enumerate(parts)]
+            held = []
+            for view, (rows, others) in enumerate(zip(parts, stand_ins, strict=True)):
+                answers = torch.cat([fit.answers(view, material.x[rows]), fit.unseen[view, others]])
+                held.append((answers, material.y[torch.cat([rows, others])]))
             self.candidates.append(Candidate(name, held))
         self._skipped = tuple(tried[len(self.candidates) :])
         self._report = report
-        able = [candidate for candidate in self.candidates if self._can_know(candidate.name)] or self.candidates
-        for candidate, share in zip(able, here.from_first(shares(able)), strict=True):
+        for candidate, share in zip(self.candidates, here.from_first(shares(self.candidates)), strict=True):
             candidate.share = share
         self.final = Bench(material, repeats=repeats, groups=_mean(self._held.groups))
         """The ways with all trusted samples."""
-
-    def _can_know(self, name: str) -> bool:
-        """Whether a way can know every class. Trusted samples alone teach nothing of a class that none of them is of,
-        and no trusted sample is there to tell."""
-        material = self._held.material
-        if name != ALONE or not material.classes:
-            return True
-        return bool((torch.bincount(material.y[material.trusted], minlength=material.classes) > 0).all())
 
     def choice(self) -> Choice:
         """Trains the ways that have a share."""
@@ -265,6 +260,23 @@ def split(material: Material, folds: int) -> list[Tensor]:
     if material.classes:
         order = order[material.y[rows[order]].argsort(stable=True)]
     return [rows[order[start::folds]] for start in range(folds)]
+
+
+def stand_ins_by_fold(bench: Bench, folds: int) -> list[Tensor]:
+    """Samples that stand in for the trusted ones of classes that have none, in parts: as many as there would be of
+    each, were the trusted samples like the others. Without them no held-out sample could tell whether a way knows the
+    class."""
+    material = bench.material
+    rows = material.trusted[:0]
+    if material.classes and not bench.known.any(0).all():
+        wanted = torch.bincount(material.given, minlength=material.classes) * len(material.trusted) / material.mixed
+        draw = torch.Generator().manual_seed(material.seed)
+        order = torch.randperm(material.mixed, generator=draw).to(material.device)
+        usable = order[bench.stand_ins.all(0)[order]]
+        for c in torch.nonzero(~bench.known.any(0))[:, 0].tolist():
+            own = usable[material.y[usable] == c]
+            rows = torch.cat([rows, own[: max(1, round(float(wanted[c])))]])
+    return [rows[start::folds] for start in range(folds)]
 
 
 def _without(parts: Sequence[Tensor], number: int) -> Tensor:

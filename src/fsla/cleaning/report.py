@@ -65,6 +65,7 @@ def render(found: Any, given: Given, trusted: int, title: str, origin: str, find
         error_unit=100.0 if classifies else 1.0,
         classifies=classifies,
         trusted=trusted,
+        untrusted=[str(name) for name in found._untrusted] if classifies else [],
         margin=100 * (max(float(best["error"]), 0.01) / trusted) ** 0.5,
         curve=_curve(found) if hasattr(found, "weights_") else "",
     )

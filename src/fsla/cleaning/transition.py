@@ -1,8 +1,8 @@
 """How labels were mixed up: T[c, y], the chance that a sample of class c is given the label y, by EM.
 
 From a network's p(c | x) and the given labels, q(c | x, y) ∝ p(c | x) T[c, y] is what the true label may be, and T is
-re-estimated from q; a small prior on the diagonal keeps T from wandering where a class is rare. A class without a
-trusted sample cannot be checked: its label is taken as right, and is never suggested.
+re-estimated from q; a small prior on the diagonal keeps T from wandering where a class is rare. The label of a class
+that cannot be checked, having neither a trusted sample nor any that stands in, is taken as right and never suggested.
 """
 
 from __future__ import annotations

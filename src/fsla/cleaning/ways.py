@@ -22,6 +22,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import one_hot
 
 from fsla.checks import pick
 from fsla.cleaning import transition
@@ -82,14 +83,38 @@ class Bench:
         return trusted_alone(self.material, self.views)
 
     @cached_property
-    def checked(self) -> Tensor:
-        """(views, classes): whether a class has a trusted sample, so that its labels can be checked."""
+    def known(self) -> Tensor:
+        """(views, classes): whether a class has a trusted sample."""
         y = self.material.y
         return torch.stack([torch.bincount(y[rows], minlength=self.material.classes) > 0 for rows in self.views])
 
+    @cached_property
+    def stand_ins(self) -> Tensor:
+        """(views, mixed): which samples stand in for the trusted ones that their class lacks: those whose label is
+        predicted by networks that learnt from everything but them."""
+        given = self.material.given
+        lacking = ~self.known[:, given]
+        if lacking.any():
+            lacking &= self.go(EVERYTHING).fit.unseen.argmax(-1) == given
+        return lacking
+
+    @cached_property
+    def checked(self) -> Tensor:
+        """(views, classes): whether labels of a class can be checked, by trusted samples or those that stand in."""
+        found = torch.zeros(self.known.shape, device=self.known.device)
+        return self.known | (found.index_add_(1, self.material.given, self.stand_ins.float()) > 0)
+
+    @cached_property
+    def start(self) -> CrossFit:
+        """Networks from the trusted samples and those that stand in."""
+        return self._cross_fit(self.stand_ins.float()) if self.stand_ins.any() else self.alone
+
     def trusted_alone(self) -> Outcome:
         fit = self.alone
-        return Outcome(fit, self._trust(fit.unseen) if self.material.classes else 0 * self._all)
+        if not self.material.classes:
+            return Outcome(fit, 0 * self._all)
+        chance = self.material.chance_of_given(fit.unseen)
+        return Outcome(fit, torch.where(self.known[:, self.material.given], chance, 1.0))
 
     def everything(self) -> Outcome:
         return self._trained(self._all)
@@ -99,10 +124,10 @@ class Bench:
         return self._trained(self._where_checked((said == self.material.given).float()))
 
     def self_training(self) -> Outcome:
-        fit = self.alone
-        for _ in range(ROUNDS - 1):
-            fit = self._cross_fit(self._trust(fit.unseen))
-        fit = self._cross_fit(self._trust(fit.unseen), repeats=self._repeats)
+        fit = self.start
+        for number in range(ROUNDS):
+            weight = torch.where(self.stand_ins, 1.0, self._trust(fit.unseen))
+            fit = self._cross_fit(weight, repeats=self._repeats if number == ROUNDS - 1 else 1)
         return Outcome(fit, self._trust(fit.unseen))
 
     def mended_labels(self) -> Outcome:
@@ -174,7 +199,7 @@ class Bench:
         return Outcome(self._cross_fit(weight, repeats=self._repeats), weight)
 
     def _mended(self, weight: Tensor) -> Outcome:
-        fit = self.alone
+        fit = self.start
         for _ in range(ROUNDS):
             fit = self._cross_fit(weight, evident(self._chances(fit.unseen, weight)))
         belief = transition.posterior(fit.unseen, self._chances(fit.unseen, weight))
@@ -199,7 +224,11 @@ class Bench:
         return transition.estimate_by_group(p, y, self.checked, material.groups, material.group_count, weight)
 
     def _chances(self, p: Tensor, weight: Tensor) -> Tensor:
-        return transition.chances(self._transition(p, weight), self.material.given, self.material.groups)
+        """Of the given labels, were each class the true one; those of samples that stand in are right."""
+        given = self.material.given
+        found = transition.chances(self._transition(p, weight), given, self.material.groups)
+        right = one_hot(given, self.material.classes).to(found.dtype)
+        return torch.where(self.stand_ins[..., None], right, found)
 
 
 def _curve(told: Sequence[Sequence[Any]]) -> list[tuple[int, float, list[float]]]:
