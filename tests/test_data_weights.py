@@ -65,7 +65,7 @@ def test_claims_hold_within_the_spread_and_fail_beyond_it():
     lost = summarise(records([0.70, 0.70], [0.80, 0.80]))
     assert not claims(lost)[0].held
     text = markdown("Two seeds.", lost)
-    assert "| **.800 ± .000** | .700 ± .000 |" in text
+    assert "| .700 ± .000 | **.800 ± .000** |" in text
     assert "everything 0.50" in text
     near = records([0.2, 0.2], [0.3, 0.3], "regression 0.6, 100 trusted", "error", oracle=0.19)
     assert claims(summarise(near))[0].held

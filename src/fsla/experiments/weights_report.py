@@ -115,7 +115,7 @@ def markdown(head: str, rows: list[Record]) -> str:
 
 def _table(cells: list[dict[str, Record]], key: str) -> str:
     measured = [own for own in cells if key in own[CHOSEN]]
-    names = [name for name in (*METHODS, CHOSEN, ORACLE) if any(key in own.get(name, {}) for own in measured)]
+    names = [name for name in (CHOSEN, *METHODS, ORACLE) if any(key in own.get(name, {}) for own in measured)]
     return table(["cell", "seeds", *names], [_line(own, names, key) for own in measured])
 
 
