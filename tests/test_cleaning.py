@@ -11,6 +11,7 @@ from sklearn.exceptions import NotFittedError
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import roc_auc_score
 from sklearn.utils.estimator_checks import parametrize_with_checks
+from threadpoolctl import threadpool_limits
 from torch import nn
 
 import fsla
@@ -331,6 +332,21 @@ def test_shares_go_to_those_who_know_what_others_do_not():
     assert found[2] == 0.0
     assert sum(found) == pytest.approx(1.0)
     assert shares(candidates[:1]) == [1.0]
+
+
+def test_shares_do_not_depend_on_the_number_of_threads():
+    draw = torch.Generator().manual_seed(0)
+    truths = torch.randint(10, (100,), generator=draw)
+    candidates = []
+    for sure in (1.0, 1.5, 2.0, 1.8, 2.2):
+        scores = torch.randn(100, 10, generator=draw)
+        scores[torch.arange(100), truths] += sure
+        candidates.append(Candidate(str(sure), [(scores.softmax(1), truths)]))
+    found = []
+    for threads in (1, 2, 4):
+        with threadpool_limits(threads):
+            found.append(shares(candidates))
+    assert found[0] == found[1] == found[2]
 
 
 def test_shares_of_numbers_lower_the_squared_error():

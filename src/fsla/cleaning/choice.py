@@ -217,8 +217,12 @@ class Trial:
 
 
 def shares(candidates: Sequence[Candidate]) -> list[float]:
-    """Those of the mixture under which the held-out samples are most likely; small ones are left out."""
+    """Those of the mixture under which the held-out samples are most likely; small ones are left out.
+
+    One thread, since with another number of them sums are in another order, and the search ends elsewhere.
+    """
     from scipy.optimize import minimize
+    from threadpoolctl import threadpool_limits  # type: ignore[import-not-found, import-untyped, unused-ignore]
 
     answers = torch.stack([candidate.answers for candidate in candidates]).double()
     truths = candidates[0].truths
@@ -228,7 +232,9 @@ def shares(candidates: Sequence[Candidate]) -> list[float]:
 
     count = len(candidates)
     sums_to_one = {"type": "eq", "fun": lambda share: share.sum() - 1}
-    found = minimize(loss, np.full(count, 1 / count), bounds=[(0, 1)] * count, constraints=sums_to_one, method="SLSQP")
+    even = np.full(count, 1 / count)
+    with threadpool_limits(1):
+        found = minimize(loss, even, bounds=[(0, 1)] * count, constraints=sums_to_one, method="SLSQP")
     kept = np.where(found.x < LEAST, 0.0, found.x)
     return [float(share) for share in kept / kept.sum()]
 
