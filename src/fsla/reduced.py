@@ -53,8 +53,8 @@ class Reduced:
 
     def inner_at(self, at: Point, batch: Batch, seed: int | None = None) -> Inner:
         part = _Part(self, batch)
-        view = self._problem.inner_at(at, part.batch, seed) if part.size else None
-        return _ReducedInner(view, part, at)
+        view = self._problem.inner_at(at, part.batch, seed)
+        return _ReducedInner(view if part.size else None, part, at, view.unit)
 
     def outer_at(self, at: Point, batch: Batch, seed: int | None = None) -> Outer:
         part = _Part(self, batch)
@@ -206,16 +206,14 @@ class _ReducedOuter:
 
 
 class _ReducedInner:
-    def __init__(self, view: Inner | None, part: _Part, at: Point) -> None:
+    def __init__(self, view: Inner | None, part: _Part, at: Point, unit: float) -> None:
         self._view = view
         self._part = part
         self._at = at
         self._value: Tensor | None = None
         self._grad: Tree | None = None
-
-    @property
-    def unit(self) -> float:
-        return torch.finfo(next(iter(self._at.omega.values())).dtype).eps if self._view is None else self._view.unit
+        self.unit = unit
+        """That of the passes of all ranks, this one's or others'."""
 
     @property
     def value(self) -> Tensor:

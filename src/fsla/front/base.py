@@ -134,9 +134,10 @@ class Bilevel(ABC):
         self.problem.track()
         info = self._step(inner_batch, outer_batch, fresh, seed)
         self.k += 1
-        if (self.k == 1 or self.k % CHECK_EVERY == 0) and not self._is_well(info):
+        looks = self._curvature is not None and self.k % (EVERY if self.k > FIRST else EVERY // 2) == 0
+        if (looks or self.k == 1 or self.k % CHECK_EVERY == 0) and not self._is_well(info):
             return info
-        if self._curvature is not None and self.k % (EVERY if self.k > FIRST else EVERY // 2) == 0:
+        if self._curvature is not None and looks:
             self._curvature.look(self.problem.inner_at(self.problem.here, inner_batch, seed).hvp)
             self._set_rates()
         return info
@@ -289,11 +290,12 @@ class Bilevel(ABC):
         if self._curvature is not None:
             self._set_rates()
         self._keep()
-        warnings.warn(
-            f"{text} It goes on from step {self.k} with steps half as long; {left - 1} such rescues are left.",
-            RescueWarning,
-            stacklevel=4,
-        )
+        if self.problem.together.ranks.is_first:
+            warnings.warn(
+                f"{text} It goes on from step {self.k} with steps half as long; {left - 1} such rescues are left.",
+                RescueWarning,
+                stacklevel=4,
+            )
 
 
 def _copied(x: Any, device: torch.device | str) -> Any:

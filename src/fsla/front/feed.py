@@ -116,7 +116,7 @@ class Feed:
 
     def check_same(self, ranks: Ranks) -> None:
         """Raises if the loader gives each rank its own samples, and the ranks would share these out once more."""
-        if isinstance(getattr(self._loader, "sampler", None), DistributedSampler):
+        if any(isinstance(sampler, DistributedSampler) for sampler in self._samplers()):
             ranks.refuse(
                 f"{self._name} must give every rank the same batches where batches='whole'. Its DistributedSampler "
                 "gives each its own. Leave the sampler out, or make opt with batches='shares'."
@@ -163,19 +163,22 @@ class Feed:
         if self._drawn_from:
             self._start = RandomState.now(cuda=False)
             self._start_generators = [g.get_state() for g in self.generators()]
-        sampler: Any = getattr(self._loader, "sampler", None)
-        if hasattr(sampler, "set_epoch"):  # as a DistributedSampler asks for, or every epoch has one order
-            sampler.set_epoch(self._epoch)
+        for sampler in self._samplers():
+            if hasattr(sampler, "set_epoch"):  # as a DistributedSampler asks for, or every epoch has one order
+                sampler.set_epoch(self._epoch)
         self._batches = iter(self._loader)
         self._index = 0
 
     def generators(self) -> list[torch.Generator]:
         """The generators that a DataLoader and its samplers were given, each once."""
-        batch_sampler = getattr(self._loader, "batch_sampler", None)
-        owners = [self._loader, getattr(self._loader, "sampler", None), batch_sampler]
-        owners.append(getattr(batch_sampler, "sampler", None))
-        found = [getattr(owner, "generator", None) for owner in owners]
+        found = [getattr(owner, "generator", None) for owner in (self._loader, *self._samplers())]
         return list({id(g): g for g in found if isinstance(g, torch.Generator)}.values())
+
+    def _samplers(self) -> list[Any]:
+        """What a DataLoader draws by: its sampler, its batch sampler, and that one's, each once."""
+        batch_sampler = getattr(self._loader, "batch_sampler", None)
+        found = [getattr(self._loader, "sampler", None), batch_sampler, getattr(batch_sampler, "sampler", None)]
+        return list({id(sampler): sampler for sampler in found if sampler is not None}.values())
 
     def _set_generators(self, states: list[Tensor]) -> None:
         generators = self.generators()

@@ -21,7 +21,7 @@ from fsla.checkpoint import CheckpointError
 from fsla.checks import positive, whole_number
 from fsla.files import ensure_writable, remove_orphans
 from fsla.front.base import OPTIMIZERS, Bilevel
-from fsla.front.feed import Feed, begin_together
+from fsla.front.feed import Feed, RandomState, begin_together
 from fsla.front.guard import Info
 from fsla.front.journal import NAME, Bar, Evaluate, Journal, Record, make_record, summary_writer
 from fsla.front.process import Signals, leave, locked
@@ -106,7 +106,8 @@ def fit(
         patience: ends the run after so many evaluations in a row whose first number is not below the lowest before.
         schedulers: of the optimisers that were given to opt; stepped after each step, ReduceLROnPlateau with the first
             number of each evaluation.
-        callbacks: called as ``callback(opt, record)`` after each record; one that returns True ends the run.
+        callbacks: called as ``callback(opt, record)`` after each record; one that returns True ends the run. Random
+            states are put back after them.
         save_every, save_minutes: steps and minutes between two checkpoints; there is one at the end, too.
         keep: how many checkpoints are kept.
         resume: "previous" goes on from the last checkpoint but one, False refuses to go on from any.
@@ -132,7 +133,7 @@ def fit(
         watch = _Watch()
         saves = None
         resumed_from = None
-        signals = Signals()
+        signals = Signals(patient=ranks.world > 1)
         if folder is not None:
             folder = Path(folder)
             ranks.first(partial(_take, folder, stack))
@@ -171,7 +172,7 @@ def fit(
                 watch.records = len(journal.records)
                 if patience is not None and watch.since >= patience:
                     stopped = "patience"
-                if ranks.from_first(True in [callback(opt, record) is True for callback in callbacks]):
+                if ranks.from_first(_called(callbacks, opt, record)):
                     stopped = "callback"
             by_step = save_every is not None and watch.step % save_every == 0
             waited = int(run.waited(save_minutes) and ranks.is_first)
@@ -245,6 +246,16 @@ class _Run:
         inner = self._feeds[0].draw()
         outer = self._feeds[1].draw() if len(self._feeds) > 1 else None
         return inner, outer
+
+
+def _called(callbacks: Sequence[Callback], opt: Bilevel, record: Record) -> bool:
+    """Whether a callback ends the run. What they draw, perhaps on one rank alone, moves no random state of the run."""
+    if not callbacks:
+        return False
+    state = RandomState.now()
+    ends = [callback(opt, record) is True for callback in callbacks]
+    state.set()
+    return True in ends
 
 
 def _take(folder: Path, stack: ExitStack) -> None:

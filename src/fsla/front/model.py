@@ -26,7 +26,7 @@ from fsla.front.together import Batches, Together
 from fsla.front.views import ExactModelView, ModelLoss, ModelView
 from fsla.passes import Setting
 from fsla.problem import Point
-from fsla.ranks import join
+from fsla.ranks import join, raise_once
 from fsla.sample import Batch
 from fsla.tree import is_sharded, own
 from fsla.views import INNER, OUTER, Ways
@@ -141,17 +141,18 @@ class ModelProblem(Problem):
     @contextmanager
     def passing(self, how: Setting, *, tracks: bool) -> Iterator[None]:
         """What a pass runs in: its random state, autocast, and buffers that stay as they are unless it tracks."""
-        buffers = [] if tracks else list(self._buffers())
-        kept = [b.detach().clone() for b in buffers]
+        buffers = [] if tracks and self.together.alone else list(self._buffers())
+        kept = [b.detach().clone() for b in buffers]  # batch normalisation does not count its writes
         try:
             with passes.surroundings(how, self.omega), torch.enable_grad():
                 yield
         finally:
-            with torch.no_grad():
-                for b, old in zip(buffers, kept, strict=True):  # batch normalisation does not count its writes
-                    b.copy_(old)
+            if not tracks:
+                with torch.no_grad():
+                    for b, old in zip(buffers, kept, strict=True):
+                        b.copy_(old)
         if tracks:
-            self.together.same_buffers(list(self._buffers()))
+            self.together.same_buffers(buffers, kept)
 
     def tensors(self) -> list[Tensor]:
         """Every parameter and buffer of the model and of outer, as it stands."""
@@ -186,9 +187,11 @@ def products_of(model: nn.Module, products: Mode) -> Mode:
     """How the products of a model are taken, as far as its form says."""
     if isinstance(model, nn.Module) and any(is_sharded(p) for p in model.parameters()):
         if products == "exact":
-            raise ValueError(
-                "A model in shards, as fully_shard makes it, must have products='difference' or 'auto'. Got 'exact': "
-                "its hooks serve one derivative, and a second one taken through them is silently wrong."
+            raise_once(
+                ValueError(
+                    "A model in shards, as fully_shard makes it, must have products='difference' or 'auto'. Got "
+                    "'exact': its hooks serve one derivative, and a second one taken through them is silently wrong."
+                )
             )
         return "difference"
     count = sum(p.numel() for p in model.parameters() if p.requires_grad) if isinstance(model, nn.Module) else 0
@@ -224,7 +227,8 @@ def members(part: OuterModules, prefix: str = "") -> Iterator[tuple[str, nn.Modu
 def _trainable(outer: OuterModules) -> Iterator[tuple[str, nn.Parameter]]:
     for prefix, part in members(outer):
         if isinstance(part, nn.Parameter):
-            yield prefix or "lam", part
+            if part.requires_grad:
+                yield prefix or "lam", part
         else:
             yield from ((name, p) for name, p in part.named_parameters(prefix=prefix) if p.requires_grad)
 

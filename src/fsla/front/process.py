@@ -90,13 +90,16 @@ def _refused(folder: Path, owner: object, more: str) -> CheckpointError:
 class Signals:
     """Notes SIGTERM and SIGINT inside of its block, so that a run can end at a good place.
 
-    A second signal has the effect that it had outside of the block. Outside of the main thread signals are left alone.
+    A second signal has the effect that it had outside of the block. Where it is `patient`, none has: the ranks of
+    torchrun are told twice if all processes are, once by torchrun, which ends them itself when they take too long.
+    Outside of the main thread signals are left alone.
     """
 
     NOTED = (signal.SIGTERM, signal.SIGINT)
 
-    def __init__(self) -> None:
+    def __init__(self, *, patient: bool = False) -> None:
         self.received: signal.Signals | None = None
+        self._patient = patient
         self._before: dict[signal.Signals, Any] = {}
         self._process = os.getpid()
 
@@ -111,11 +114,13 @@ class Signals:
         self._before = {}
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        self.__exit__()
-        if os.getpid() != self._process:  # a child, such as a loader's worker, that was forked in the block
+        child = os.getpid() != self._process  # such as a loader's worker, that was forked in the block
+        if child or not self._patient:
+            self.__exit__()
+        if child:
             os.kill(os.getpid(), number)
             return
-        self.received = signal.Signals(number)
+        self.received = self.received or signal.Signals(number)
 
 
 def leave(received: signal.Signals, step: int, saved_at: Path | None, stack: ExitStack, *, says: bool) -> None:

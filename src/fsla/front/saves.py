@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import re
 import shutil
 from collections.abc import Mapping, Sequence
@@ -10,9 +11,10 @@ from pathlib import Path
 from typing import Any, Literal, cast
 
 import torch
+from safetensors.torch import load, save
 from torch import Tensor
 
-from fsla.checkpoint import CheckpointError, load_checkpoint, pack, save_checkpoint
+from fsla.checkpoint import CheckpointError, load_checkpoint, pack, save_checkpoint, unpack
 from fsla.front.base import OPTIMIZERS, Bilevel
 from fsla.front.encoding import decode, encode
 from fsla.front.feed import Feed, RandomState
@@ -25,8 +27,13 @@ Resume = bool | Literal["previous"]
 _NAME = re.compile(r"checkpoint-([0-9]{8,18})(\.safetensors)?")
 """Of a file where one process wrote it, of a folder where several did."""
 _ASIDE = ".aside"
+_BY_RANK = "drawn by each rank"
 _RATES = ("lr", "betas", "momentum", "weight_decay")
 """What is compared of the options that an optimiser was made with; other names come and go with torch's versions."""
+
+
+class _OtherRunError(CheckpointError):
+    """A checkpoint that is of another run, and so are those before it."""
 
 
 class Saves:
@@ -118,6 +125,8 @@ class Saves:
         path = self._folder / name
         try:
             progress = self._set(path, steps)
+        except _OtherRunError:
+            raise
         except CheckpointError as error:
             found = self.found()
             if which != "previous" and len(found) > 1:
@@ -152,7 +161,7 @@ class Saves:
 
     def _parts(self, progress: Mapping[str, Plain]) -> dict[str, Any]:
         opt = self._opt
-        parts = {
+        parts: dict[str, Any] = {
             "identity": self._identity,
             "progress": dict(progress),
             "model": tensors_of(opt.problem.model),
@@ -160,9 +169,12 @@ class Saves:
             "opt": opt.state_dict(),
             "good": opt._good,
             "schedulers": [scheduler.state_dict() for scheduler in self._schedulers],
-            "loaders": [feed.position() for feed in self._feeds],
-            "random": RandomState.now().packed(),
         }
+        drawn = {"loaders": [feed.position() for feed in self._feeds], "random": RandomState.now().packed()}
+        if opt.problem.together.batches == "shares":  # each rank draws for itself
+            parts[_BY_RANK] = self._ranks.gather(_told(drawn))
+        else:
+            parts |= drawn
         return {name: encode(part) for name, part in parts.items()}
 
     def _set(self, path: Path, steps: int) -> dict[str, Any]:
@@ -189,13 +201,13 @@ class Saves:
         differ = differences(saved["identity"], self._identity)
         if differ:
             more = f"; and {len(differ) - 8} more" if len(differ) > 8 else ""
-            raise CheckpointError(
+            raise _OtherRunError(
                 f"{path} must be the checkpoint of this run. It is of another ({'; '.join(differ[:8])}{more}). "
                 "Name another folder, or remove it to begin anew."
             )
         progress: dict[str, Any] = saved["progress"]
         if progress["step"] > steps:
-            raise CheckpointError(
+            raise _OtherRunError(
                 f"{path} must be of a run that has not gone beyond the {steps} steps that are asked for. It is at step "
                 f"{progress['step']}. Ask for more steps, or name another folder."
             )
@@ -207,11 +219,12 @@ class Saves:
             self._opt._good = parts["good"]
             for scheduler, state in zip(self._schedulers, parts["schedulers"], strict=True):
                 scheduler.load_state_dict(state)
-            for feed, position in zip(self._feeds, parts["loaders"], strict=True):
+            drawn = _heard(path, parts[_BY_RANK][self._ranks.rank]) if _BY_RANK in parts else parts
+            for feed, position in zip(self._feeds, drawn["loaders"], strict=True):
                 feed.seek(position)
-            for feed, position in zip(self._feeds, parts["loaders"], strict=True):
+            for feed, position in zip(self._feeds, drawn["loaders"], strict=True):
                 feed.settle(position)
-            RandomState.unpacked(parts["random"]).set()
+            RandomState.unpacked(drawn["random"]).set()
         except (KeyError, TypeError, ValueError, RuntimeError) as error:
             if isinstance(error, CheckpointError):
                 raise
@@ -220,6 +233,17 @@ class Saves:
                 "folder, or remove it to begin anew."
             ) from error
         return progress
+
+
+def _told(value: object) -> list[Plain]:
+    """A nest of states as a message."""
+    nest, held = pack(encode(value))
+    return [nest, base64.b64encode(save(held)).decode("ascii")]
+
+
+def _heard(path: Path, told: list[Any]) -> Any:
+    nest, text = told
+    return decode(unpack(path, nest, load(base64.b64decode(text))))
 
 
 def identity(

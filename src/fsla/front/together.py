@@ -10,8 +10,9 @@ Who takes that mean:
 
 from __future__ import annotations
 
+import copy
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Literal
 
@@ -20,10 +21,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from fsla import passes
-from fsla.ranks import Ranks
+from fsla.ranks import Ranks, raise_once
 from fsla.sample import Batch
-from fsla.tree import Tree, is_sharded
+from fsla.tree import is_sharded
 
 Batches = Literal["whole", "shares"]
 Found = dict[str, Tensor | None]
@@ -55,6 +55,12 @@ class Together:
     def alone(self) -> bool:
         return self._apart or self.ranks.world == 1
 
+    @property
+    def looks_at_a_share(self) -> bool:
+        """Whether passes are those of this rank alone, on a part of a batch: it need not reach all that the batch
+        reaches."""
+        return self._apart and self.ranks.world > 1
+
     @contextmanager
     def apart(self) -> Iterator[None]:
         """Has passes be those of this rank alone: for what each rank finds out by itself."""
@@ -74,7 +80,10 @@ class Together:
         self._counts_for = 1.0
         if self.alone or batch is None or self.batches == "shares":
             return batch, 1.0
-        total = _length(batch)
+        try:
+            total = _length(batch)
+        except TypeError as error:
+            raise_once(error)
         world, rank = self.ranks.world, self.ranks.rank
         first, last = total * rank // world, total * (rank + 1) // world
         self._counts_for = world * (last - first) / total
@@ -131,24 +140,17 @@ class Together:
         means, value = self.mean(rest, like, value, batch)
         return {name: found[name] if name in hooked else means[name] for name in found}, value
 
-    def mean_of(self, trees: Sequence[Tree], value: Tensor, batch: Batch) -> tuple[Sequence[Tree], Tensor]:
-        """Trees and the value on the whole batch, from those of the shares, in one message."""
-        if self.alone:
-            return trees, value
-        flat = {f"{i}.{name}": t for i, tree in enumerate(trees) for name, t in tree.items()}
-        found, value = self.mean(dict(flat), flat, value, batch)
-        means = passes.filled(list(found.values()), flat)
-        return [{name: means[f"{i}.{name}"] for name in tree} for i, tree in enumerate(trees)], value
-
-    def same_buffers(self, buffers: Sequence[Tensor]) -> None:
-        """Takes the mean over the samples of running statistics, which each rank has moved by its own share."""
-        moved = [b for b in buffers if b.dtype.is_floating_point and not is_sharded(b)]
-        if self.alone or not moved:
+    def same_buffers(self, buffers: Sequence[Tensor], before: Sequence[Tensor]) -> None:
+        """Takes the mean over the samples of how buffers moved, as running statistics do, each rank's by its own share;
+        what did not move stays, bit by bit."""
+        pairs = [(b, old) for b, old in zip(buffers, before, strict=True) if _may_move(b)]
+        if self.alone or not pairs:
             return
         with torch.no_grad():
-            own = [self._counts_for * b for b in moved]
-            for b, t in zip(moved, self._total(own), strict=True):
-                b.copy_(t / self.ranks.world)
+            moved = [torch.where(b == old, 0, b - old) for b, old in pairs]
+            sent = [self._counts_for * t if self._counts_for else torch.zeros_like(t) for t in moved]
+            for (b, old), t in zip(pairs, self._total(sent), strict=True):
+                b.copy_(old + t / self.ranks.world)
 
     def _total(self, sent: Sequence[Tensor]) -> list[Tensor]:
         """The sums over the ranks, in one message for each dtype and device."""
@@ -170,6 +172,10 @@ class Together:
             f"With batches='shares' all ranks must bring as many samples. Got {', '.join(map(str, found))} by rank. "
             "Give the loaders drop_last=True, or the same whole batch to every rank with batches='whole'."
         )
+
+
+def _may_move(buffer: Tensor) -> bool:
+    return buffer.dtype.is_floating_point and buffer.dtype.itemsize > 1 and not is_sharded(buffer)
 
 
 def _length(batch: Batch) -> int:
@@ -195,10 +201,14 @@ def _size(batch: Batch) -> int:
 
 def _digest(batch: Batch) -> list[str]:
     """What is in a batch, in short."""
-    held = [
-        t.detach().cpu().numpy() if isinstance(t, Tensor) and t.dtype != torch.bfloat16 else t for t in _held(batch)
-    ]
-    return [hashlib.blake2b(numpy.ascontiguousarray(t).data, digest_size=8).hexdigest() for t in held]
+    return [hashlib.blake2b(_bytes(t), digest_size=8).hexdigest() for t in _held(batch)]
+
+
+def _bytes(t: Any) -> Any:
+    """What a tensor of any dtype, or an array, holds."""
+    if isinstance(t, Tensor):
+        t = t.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+    return numpy.ascontiguousarray(t).data
 
 
 def _held(x: Any) -> list[Any]:
@@ -217,7 +227,12 @@ def _rows(x: Any, part: slice, length: int) -> Any:
     if isinstance(x, Tensor | numpy.ndarray):
         return x[part]
     if isinstance(x, Mapping):
-        return {key: _rows(value, part, length) for key, value in x.items()}
+        cut_values = {key: _rows(value, part, length) for key, value in x.items()}
+        if type(x) is dict or not isinstance(x, MutableMapping):
+            return cut_values
+        kept = copy.copy(x)  # with what else it knows, as a tokeniser's batches do
+        kept.update(cut_values)
+        return kept
     if isinstance(x, list | tuple):
         if len(x) == length and not _held(x):
             return x[part]

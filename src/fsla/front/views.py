@@ -10,12 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from fsla import passes
-from fsla.front.together import Together
+from fsla.front.together import Found, Together
 from fsla.passes import Setting
 from fsla.problem import Point
 from fsla.sample import Batch
-from fsla.tree import Leaves, Tree, axpy, scale
-from fsla.views import INNER
+from fsla.tree import Leaves, Tree
 
 ModelLoss = Callable[[Any, Any, Any], Tensor]
 
@@ -124,12 +123,16 @@ class ModelView:
         value = sum(values[1:], values[0])
         found, self._value = together.mean_by_hooks(found, like, value, self._batch, frozenset(problem.omega))
         if omega:
-            own = {name: found[name] for name in self._problem.omega}
-            self._by_omega = passes.filled(_reached(own, self._name), self._at.omega)
+            self._by_omega = self._gradient({name: found[name] for name in self._problem.omega})
         if lam:
             by_lam = [found[_OUTER + name] for name in self._problem.lam]
             self.reads_lam = any(g is not None for g in by_lam)
             self._by_lam = passes.filled(by_lam, self._at.lam)
+
+    def _gradient(self, grads: Found) -> Tree:
+        """Derivatives by ω: of those on the whole batch one must exist."""
+        found = list(grads.values()) if self._problem.together.looks_at_a_share else _reached(grads, self._name)
+        return passes.filled(found, self._at.omega)
 
     def _evaluate(self, model: Any, part: Batch) -> Tensor:
         try:
@@ -164,39 +167,51 @@ class ExactModelView(ModelView):
         problem = self._problem
         lam = list(problem.lam.values())
         parts = _parts(self._batch)
-        found = []
+        found: Found = {}
         with problem.standing(self._at):
             for part in parts:
                 own, share = problem.together.share(part)
                 with problem.passing(self._how, tracks=False):
                     value = self._shared(own, share)
-                    by_lam = torch.autograd.grad(value, lam, create_graph=True, allow_unused=True)
-                    pulled = passes.vjp(
-                        passes.reached(by_lam), [u[name] for name in problem.lam], list(problem.omega.values())
-                    )
-                    found.append(passes.filled(pulled, self._at.omega))
-        (by_omega,), _ = problem.together.mean_of([_mean(found)], value.detach(), self._batch)
-        return by_omega
+                    by_lam: Sequence[Tensor | None] = [None] * len(lam)
+                    if value.requires_grad:
+                        by_lam = torch.autograd.grad(value, lam, create_graph=True, allow_unused=True)
+                    pulled = passes.vjp(by_lam, [u[name] for name in problem.lam], list(problem.omega.values()))
+                    _add(found, dict(zip(problem.omega, pulled, strict=True)), len(parts))
+        found, _ = problem.together.mean(found, self._at.omega, value.detach(), self._batch)
+        return passes.filled(self._checked(list(found.values())), self._at.omega)
 
     def _shared(self, part: Batch, share: float) -> Tensor:
         """G on this rank's share, without hooks that know of one derivative alone."""
         value = self._evaluate(self._problem.together.bare(self._problem.model), part)
         return value if share == 1.0 else value * share
 
+    def _checked(self, by_lam: Sequence[Tensor | None]) -> Sequence[Tensor | None]:
+        """Second derivatives by λ: of those on the whole batch one must exist."""
+        return by_lam if self._problem.together.looks_at_a_share else passes.reached(by_lam)
+
     def _products(self, v: Tree, *, omega: bool, lam: bool, look: bool = False) -> tuple[Tree, Tree]:
         """H v and J v; the gradient is left on the way."""
         problem = self._problem
+        together = problem.together
         own = list(problem.omega.values())
         wrt: list[Tensor] = [*(own if omega else []), *(problem.lam.values() if lam else [])]
         direction = [v[name] for name in problem.omega]
         parts = _parts(self._batch)
+        left = omega or together.alone  # the gradient; for J v alone nobody would ask for it
+        wanted = {_GRADIENT: left, _BY_OMEGA: omega, _BY_LAM: lam}
+        like = {
+            prefix + name: t
+            for prefix, is_wanted in wanted.items()
+            for name, t in (self._at.lam if prefix == _BY_LAM else self._at.omega).items()
+            if is_wanted
+        }
         values = []
-        gradients = []
-        products = []
+        found: Found = {}
         with problem.standing(self._at):
             tracks = problem.tracks(self._name)
             for part in parts:
-                samples, share = problem.together.share(part)
+                samples, share = together.share(part)
                 with problem.passing(self._how, tracks=tracks):
                     value = self._shared(samples, share)
                     grads: Sequence[Tensor | None] = [None] * len(own)
@@ -204,24 +219,26 @@ class ExactModelView(ModelView):
                         grads = torch.autograd.grad(value, own, create_graph=True, allow_unused=True)
                     if look:
                         passes.check_twice_differentiable(grads)
-                    found = passes.vjp(grads, direction, wrt, retain_graph=False)
+                    second = passes.vjp(grads, direction, wrt, retain_graph=False)
                     values.append(value.detach())
-                    gradients.append(passes.filled(_reached(dict(zip(problem.omega, grads, strict=True)), INNER), v))
-                    n = len(own) if omega else 0
-                    if lam:
-                        passes.reached(found[n:])
-                    by_omega = passes.filled(found[:n], self._at.omega) if omega else {}
-                    by_lam = passes.filled(found[n:], self._at.lam) if lam else {}
-                    products.append((by_omega, by_lam))
-        left = omega or problem.together.alone  # the gradient; for J v alone nobody would ask for it
-        trees = [_mean(gradients) if left else {}, *(_mean([found[i] for found in products]) for i in (0, 1))]
+                    gradient = [None if g is None else g.detach() for g in grads] if left else []
+                    _add(found, dict(zip(like, [*gradient, *second], strict=True)), len(parts))
         value = sum(values[1:], values[0]) / len(parts)
-        (gradient, by_omega, by_lam), self._value = problem.together.mean_of(trees, value, self._batch)
+        found, self._value = together.mean(found, like, value, self._batch)
+        named = {
+            prefix: {name.removeprefix(prefix): t for name, t in found.items() if name.startswith(prefix)}
+            for prefix in wanted
+        }
         if left:
-            self._by_omega = {name: t.detach() for name, t in gradient.items()}
+            self._by_omega = self._gradient(named[_GRADIENT])
+        by_omega = passes.filled(list(named[_BY_OMEGA].values()), self._at.omega) if omega else {}
+        by_lam = passes.filled(self._checked(list(named[_BY_LAM].values())), self._at.lam) if lam else {}
         return by_omega, by_lam
 
 
+_GRADIENT = "gradient of "
+_BY_OMEGA = "H v of "
+_BY_LAM = "J v of "
 _OUTER = "outer."
 
 
@@ -234,13 +251,12 @@ def _parts(batch: Batch) -> tuple[Batch, ...]:
     return tuple(batch) if isinstance(batch, MicroBatches) else (batch,)
 
 
-def _mean(trees: Sequence[Tree]) -> Tree:
-    if len(trees) == 1 or not trees[0]:
-        return trees[0]
-    total = trees[0]
-    for t in trees[1:]:
-        total = axpy(1.0, t, total)
-    return scale(1 / len(trees), total)
+def _add(total: Found, found: Found, parts: int) -> None:
+    """Adds the mean over the parts of a batch up; None is what was not reached."""
+    for name, t in found.items():
+        before = total.get(name)
+        share = t if t is None or parts == 1 else t / parts
+        total[name] = share if before is None else before if share is None else before + share
 
 
 def _reached(grads: Mapping[str, Tensor | None], name: str) -> list[Tensor | None]:

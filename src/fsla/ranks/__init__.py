@@ -6,6 +6,6 @@
 """
 
 from fsla.ranks.group import RankError, Ranks, parts
-from fsla.ranks.joining import ALONE, apart, device, join, speaks
+from fsla.ranks.joining import ALONE, apart, device, join, raise_once, speaks
 
-__all__ = ["ALONE", "RankError", "Ranks", "apart", "device", "join", "parts", "speaks"]
+__all__ = ["ALONE", "RankError", "Ranks", "apart", "device", "join", "parts", "raise_once", "speaks"]

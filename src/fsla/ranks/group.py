@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from itertools import count
 from typing import Any, NoReturn, TypeVar
 
 import torch
@@ -16,6 +17,8 @@ from torch import Tensor
 
 T = TypeVar("T")
 LOOK_EVERY_S = 0.05
+_MEETINGS = count(1)
+"""Each has a place of its own in the store, also where a process joins the ranks anew."""
 
 
 class RankError(RuntimeError):
@@ -33,7 +36,6 @@ class Ranks:
         self.bytes = 0
         self.store: Any = None
         """At which the ranks meet, where it is known."""
-        self._meetings = 0
 
     @property
     def is_first(self) -> bool:
@@ -48,17 +50,17 @@ class Ranks:
         return x
 
     def copy_from(self, source: int, tensors: Sequence[Tensor]) -> None:
-        """Sets tensors to those of a rank, in place; one message for each dtype and device."""
-        kinds: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
+        """Sets tensors of any dtype to those of a rank, in place; one message for each device."""
+        places: dict[torch.device, list[Tensor]] = {}
         for t in tensors if self.world > 1 else ():
-            kinds.setdefault((t.dtype, t.device), []).append(t)
-        for alike in kinds.values():
-            flat = torch.cat([t.detach().reshape(-1) for t in alike])
+            places.setdefault(t.device, []).append(t.detach())
+        for there in places.values():
+            flat = torch.cat([t.reshape(-1).view(torch.uint8) for t in there])
             self._count(flat)
             dist.broadcast(flat, source)
             with torch.no_grad():
-                for t, part in zip(alike, torch.split(flat, [t.numel() for t in alike]), strict=True):
-                    t.copy_(part.view(t.shape))
+                for t, part in zip(there, torch.split(flat, [t.nbytes for t in there]), strict=True):
+                    t.copy_(part.clone().view(t.dtype).view(t.shape))
 
     def gather(self, value: Any) -> list[Any]:
         """A plain value (numbers, strings, lists and mappings of these) of each rank."""
@@ -154,8 +156,7 @@ class Ranks:
         if self.store is None:
             self.total(torch.zeros(1, device=_device()))
             return
-        self._meetings += 1
-        place = f"meeting/{self._meetings}"
+        place = f"meeting/{next(_MEETINGS)}"
         self.store.add(place, 1)
         pause = threading.Event()
         while self.store.add(place, 0) < self.world:

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from datetime import timedelta
 from pathlib import Path
+from typing import NoReturn
 
 import torch
 import torch.distributed as dist
@@ -68,6 +69,13 @@ def device() -> torch.device:
     return torch.device("cuda", local)
 
 
+def raise_once(error: Exception) -> NoReturn:
+    """Raises where it is for this rank to say what went wrong, and ends the others."""
+    if speaks(str(error)):
+        raise error
+    raise SystemExit(1)
+
+
 def speaks(text: str) -> bool:
     """Whether it is for this rank to say what went wrong: rank 0 says it, and another one what rank 0 does not say."""
     rank, world = os.environ.get("RANK", ""), os.environ.get("WORLD_SIZE", "1")
@@ -77,14 +85,14 @@ def speaks(text: str) -> bool:
         store = watch.store(
             os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), hosted=False, timeout=timedelta(seconds=2)
         )
+        said = f"said/{hashlib.blake2b(text.encode(), digest_size=16).hexdigest()}"
         if rank == "0":
-            store.set("said", text)
+            store.set(said, text)
             return True
-        store.wait(["said"], timedelta(seconds=2))
-        said: bytes = store.get("said")
+        store.wait([said], timedelta(seconds=2))
     except (KeyError, ValueError, RuntimeError):  # torch's errors of the network are the last of these
         return True
-    return said.decode() != text
+    return False
 
 
 def timeout_s() -> float:

@@ -15,6 +15,7 @@ import socket
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import timedelta
 from time import monotonic
 from typing import Any
@@ -53,9 +54,11 @@ def start(rank: int, world: int, seconds: float, messages: Callable[[], int]) ->
 
 
 def _end(watch: _Watch, thread: threading.Thread) -> None:
-    """Ends the watch before Python ends: a thread that is in the store's code by then would abort the process."""
+    """Ends the watch before Python ends: a thread that is in the store's code by then would abort the process. The
+    others need not wait for one that has done its part."""
     watch.ended.set()
     thread.join(WAIT_S)
+    watch.leave()
 
 
 def store(address: str, port: int, *, hosted: bool, timeout: timedelta) -> Store:
@@ -89,8 +92,8 @@ class Positions:
         return now - self._moved
 
     def awaited(self, now: float, silence: float) -> list[int]:
-        """The ranks that the others wait for; none where all are alike."""
-        known = [(rank, found) for rank, found in enumerate(self._seen) if found is not None]
+        """The ranks that the others wait for; none where all are alike. Those that have ended are not awaited."""
+        known = [(rank, found) for rank, found in enumerate(self._seen) if found is not None and not found.get("left")]
         silent = [rank for rank, _ in known if now - self._changed[rank] > silence]
         if silent:
             return silent
@@ -125,9 +128,14 @@ class _Watch:
                 return  # the store is gone: the run ends
             self._judge(monotonic())
 
-    def _tell(self) -> None:
+    def leave(self) -> None:
+        """Tells the others that this rank has ended."""
+        with suppress(dist.DistError, RuntimeError, ValueError):  # the store is gone: so are they
+            self._tell(left=True)
+
+    def _tell(self, *, left: bool = False) -> None:
         self._beat += 1
-        own = {"name": self._name, "messages": self._messages(), "beat": self._beat}
+        own = {"name": self._name, "messages": self._messages(), "beat": self._beat, "left": left}
         self._store.set(str(self._rank), json.dumps(own))
 
     def _read(self) -> None:
