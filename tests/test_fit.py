@@ -801,6 +801,24 @@ def test_a_signal_leaves_the_handlers_as_they_were(tmp_path, capsys, number, cod
     assert last.end == whole.end
 
 
+def test_ranks_are_patient_with_a_second_signal():
+    """A cluster tells all processes, and torchrun tells its own once more, while they save."""
+    before = signal.getsignal(signal.SIGTERM)
+    with process.Signals(patient=True) as signals:
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGTERM):
+            os.kill(os.getpid(), number)
+        assert signals.received == signal.SIGTERM
+    assert signal.getsignal(signal.SIGTERM) == before
+
+
+def test_what_a_callback_draws_does_not_change_a_run():
+    plain = Setup()
+    plain.fit()
+    drawing = Setup()
+    drawing.fit(callbacks=[lambda opt, record: torch.rand(3) is None])
+    assert drawing.end == plain.end
+
+
 def test_another_thread_leaves_signals_alone(tmp_path):
     found = []
     thread = threading.Thread(target=lambda: found.append(Setup().fit(tmp_path).step))

@@ -528,15 +528,32 @@ def test_a_loss_that_rises_to_where_it_began_is_no_divergence():
     assert opt.k == 40
 
 
-def test_a_batch_of_nan_is_survived_with_automatic_steps():
+@pytest.mark.parametrize("before", [3, 12, 15])
+def test_a_batch_of_nan_is_survived_with_automatic_steps(before):
+    """Also where the curvature is looked at next."""
     model = network()
     opt = FSLA(model, ClassWeights(), inner_loss=inner_loss, outer_loss=outer_loss)
-    take(opt, 15)
+    take(opt, before)
     opt.step((TRAIN[0] * float("nan"), TRAIN[1]), VALID)
     with pytest.warns(RescueWarning, match="not finite"):
         take(opt, 15)
     assert all(bool(p.isfinite().all()) for p in model.parameters())
     take(opt, 20)
+
+
+def test_a_frozen_parameter_of_outer_stays_as_it_is():
+    frozen = nn.Parameter(torch.zeros(3, dtype=F64), requires_grad=False)
+    outer = {"weights": ClassWeights(), "shift": frozen}
+
+    def shifted(model, outer, batch):
+        return inner_loss(model, outer["weights"], batch) + 0.1 * (model(batch[0]) * outer["shift"].exp()).mean()
+
+    opt = FSLA(network(), outer, inner_loss=shifted, outer_loss=lambda m, o, b: outer_loss(m, o["weights"], b))
+    take(opt, 5)
+    assert not frozen.requires_grad
+    assert not frozen.any()
+    with pytest.raises(ValueError, match="outer must have at least one parameter that requires a gradient"):
+        FSLA(network(), frozen, inner_loss=inner_loss, outer_loss=outer_loss)
 
 
 def test_a_rescue_puts_running_statistics_back_too():

@@ -160,6 +160,55 @@ def test_the_cleaner_shares_its_networks_out(tmp_path):
             assert messages > 20
 
 
+@pytest.fixture(scope="module")
+def cases(tmp_path_factory):
+    """What each of three ranks found."""
+    folder = tmp_path_factory.mktemp("cases")
+    torchrun("cases_program.py", folder, processes=3)
+    return [json.loads((folder / f"found{rank}.json").read_text()) for rank in range(3)]
+
+
+@pytest.mark.parametrize("what", ["a share does not read λ", "a share does not reach ω"])
+def test_a_batch_is_judged_as_a_whole(cases, what):
+    """Its parts need not reach all that it reaches."""
+    assert all(found[what] < 1e-14 for found in cases)
+
+
+def test_buffers_that_do_not_move_stay_and_those_that_do_are_the_same_on_all_ranks(cases):
+    buffers = cases[0]["buffers"]
+    assert cases[1]["buffers"] == cases[2]["buffers"] == buffers
+    assert any(buffers.pop("norm.running_mean"))
+    assert buffers == {"mask": [0.0, -np.inf], "in_bfloat16": [1.296875], "in_float8": [1.25]}
+
+
+def test_batches_of_other_types_are_cut_and_compared(cases):
+    assert len({found["other batches"] for found in cases}) == 1
+
+
+def test_what_a_callback_draws_on_one_rank_sends_no_rank_apart(cases):
+    """Each pass sees a whole batch in three parts that have no sample in common."""
+    passes = list(zip(*(found["callback"] for found in cases), strict=True))
+    assert len(passes) > 20
+    assert all(len({i for part in parts for i in part}) == sum(map(len, parts)) for parts in passes)
+
+
+def test_ranks_that_draw_their_own_samples_resume_exactly(cases):
+    for in_one_go, in_two in (found["own samples"] for found in cases):
+        assert in_one_go == in_two
+
+
+def test_samplers_inside_of_batch_samplers_are_told_the_epoch(cases):
+    for first, second, third, fourth in (found["orders"] for found in cases):
+        assert not set(first) & set(second)
+        assert (first, second) != (third, fourth)
+
+
+def test_a_rank_without_samples_takes_the_differences_of_the_others(cases):
+    for together, alone in (found["reduced"] for found in cases):
+        assert together == alone
+        assert np.isfinite(together).all()
+
+
 def test_a_command_says_once_what_is_wrong():
     told = torchrun("-m", "fsla", "clean", "nowhere.csv", succeeds=False)
     assert told.count("fsla: nowhere.csv must be a file or a folder. There is none.") == 1
@@ -177,6 +226,10 @@ def test_positions_tell_who_is_awaited():
     assert seen.awaited(9.0, silence=5.0) == [2]  # it writes nothing any more
     seen.look(2, {"name": "", "messages": 7, "beat": 2}, now=9.0)
     assert seen.awaited(9.0, silence=5.0) == []
+    for rank in (1, 2):
+        seen.look(rank, {"name": "", "messages": 7, "beat": 3, "left": True}, now=10.0)
+    seen.look(0, {"name": "", "messages": 9, "beat": 30}, now=99.0)
+    assert seen.awaited(100.0, silence=5.0) == []  # they have ended, and rank 0 works on
 
 
 def test_a_batch_is_cut_by_samples():
