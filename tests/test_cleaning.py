@@ -4,6 +4,7 @@ import warnings
 from dataclasses import replace
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from scipy.sparse import issparse
@@ -17,6 +18,7 @@ from torch import nn
 import fsla
 from fsla.cleaning import tables, transition
 from fsla.cleaning.choice import Candidate, choose, shares, split, stand_ins_by_fold
+from fsla.cleaning.inputs import check_spelling
 from fsla.cleaning.material import Material, evident, given, soft
 from fsla.cleaning.networks import Pace, Stack, maker, stacked
 from fsla.cleaning.training import Lessons, cross_fit, train
@@ -634,3 +636,41 @@ def test_scikit_learn_s_checks(estimator, check):
 def test_nothing_can_be_asked_before_the_fit():
     with pytest.raises(NotFittedError):
         fsla.HyperCleaner().predict(np.zeros((1, 2)))
+
+
+@pytest.mark.parametrize(("trusted", "given"), [("Apple", "apple"), (" apple", "apple"), ("1", "1.0")])
+def test_labels_that_differ_in_their_spelling_alone_are_refused(trusted, given):
+    """One class of several would be taken for another one, with no trusted sample."""
+    x, y, _, _, _ = mixed(60)
+    clean_x, clean_y = blobs(30, 9)
+    names = np.array([given, "pear", "plum"], dtype=object)
+    others = np.array([trusted, "pear", "plum"], dtype=object)
+    with pytest.raises(ValueError, match=f"labels must be written alike in both.*{trusted!r}, the others {given!r}"):
+        fsla.HyperCleaner(**QUICK).fit(x, names[y], clean_x, others[clean_y])
+
+
+def test_the_spelling_of_what_both_have_is_theirs():
+    check_spelling(["Apple", "new"], ["Apple", "apple"], "labels")
+    check_spelling([], ["a"], "labels")
+
+
+def test_the_weight_of_a_sample_is_that_of_its_given_label():
+    """Also where labels are mended: a wrong one must not count for another estimator."""
+    x, y, _, wrong, _ = mixed(400, rate=0.4)
+    options = QUICK | {"ways": ["mended labels"]}
+    cleaner = fsla.HyperCleaner(**options).fit(x, y, *blobs(90, 9))
+    assert cleaner.sample_weight_[wrong].mean() < 0.2
+    assert cleaner.sample_weight_[~wrong].mean() > 0.8
+
+
+def test_a_saved_model_knows_its_columns(tmp_path):
+    x, y, _, _, _ = mixed(60)
+    frame = pd.DataFrame(x, columns=list("abcdef"))
+    clean_x, clean_y = blobs(30, 9)
+    clean = pd.DataFrame(clean_x, columns=list("abcdef"))
+    options = QUICK | {"ways": ["everything"]}
+    fsla.HyperCleaner(**options).fit(frame, y, clean, clean_y).save(tmp_path / "model")
+    loaded = fsla.HyperCleaner.load(tmp_path / "model")
+    assert len(loaded.predict(frame)) == 60
+    with pytest.raises(ValueError, match="in the same order"):
+        loaded.predict(frame[list("fedcba")])

@@ -202,3 +202,23 @@ def test_a_weight_that_torch_cannot_differentiate_by_is_explained():
     with pytest.raises(RuntimeError) as caught:
         opt.step(batch, batch)
     assert any("reduction='none' and multiply" in note for note in caught.value.__notes__)
+
+
+def test_a_forgotten_trusted_loader_is_named():
+    features, inner, outer, _, train, _ = ridge()
+    penalty = nn.Parameter(torch.zeros(features, dtype=F64))
+    opt = FSLA(nn.Linear(features, 1).to(F64), penalty, inner_loss=inner, outer_loss=outer)
+    with pytest.raises(TypeError) as caught:
+        opt.step(train)
+    assert "The batch is None: give step an outer_batch, or fit a trusted_loader." in caught.value.__notes__
+
+
+def test_a_rate_in_the_place_of_an_optimiser_is_explained():
+    with pytest.raises(TypeError, match=r"outer_optimizer must be a torch.optim.Optimizer or a function .* Got float"):
+        FSLA(
+            nn.Linear(2, 1),
+            nn.Parameter(torch.zeros(2)),
+            inner_loss=lambda m, o, b: m(b).sum(),
+            outer_loss=lambda m, o, b: m(b).sum(),
+            outer_optimizer=0.1,
+        )

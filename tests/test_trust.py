@@ -309,6 +309,14 @@ def test_what_does_not_fit_together_is_said_and_nothing_is_written(files, quick)
     strange.to_csv(files / "strange.csv", index=False)
     said = run("clean", files / "data.csv", "--trusted", files / "strange.csv", "--group", "source", "--out", out).text
     assert "written alike. Here the labels are ant, bee, cow, and the trusted ones ANT, BEE, COW" in said
+    for column, text, other, what in (("label", "ant", "Ant", "labels"), ("colour", "red", "Red", "features")):
+        strange = pd.read_csv(files / "trusted.csv")
+        strange[column] = strange[column].replace(text, other)
+        strange.to_csv(files / "strange.csv", index=False)
+        done = run("clean", files / "data.csv", "--trusted", files / "strange.csv", "--group", "source", "--out", out)
+        assert done.code == 2
+        assert f"The {what} must be written alike in both. The trusted samples have" in done.text
+        assert other in done.text
     assert "The model must be one of" in run("clean", files / "data.csv", "--model", "resnet", "--out", out).text
     assert not out.exists()
     out.mkdir()

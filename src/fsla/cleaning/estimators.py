@@ -42,7 +42,7 @@ class HyperCleaner(ClassifierMixin, Trusting):  # type: ignore[misc]
         transition_: T[c, y], the chance that a sample of class c is given the label y.
         noise_rate_: the share of wrong labels as far as flips between classes explain them, and noise_rate_interval_,
             from there to all that the networks doubt.
-        sample_weight_: for any other estimator's `fit`.
+        sample_weight_: for any other estimator's `fit`: how much each sample counts with the label that it was given.
         weights_: of the groups, where given: a table of group, samples, wrong_labels (the share that looks wrong),
             weight, low, high and verdict.
         candidates_: the ways that were tried, with the trusted log-likelihood that each reached and its share in the

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -137,7 +138,28 @@ def classes(given: Array, true: Array) -> Coded:
             "Trusted samples must have labels that the others have too, written alike. Here the labels are "
             f"{listed(np.unique(given), 5)}, and the trusted ones {listed(np.unique(true), 5)}."
         )
+    if both.names.dtype.kind == "U":
+        ours, theirs = torch.tensor_split(both.numbers, [len(given)])
+        check_spelling(both.names[torch.unique(theirs).numpy()], both.names[torch.unique(ours).numpy()], "labels")
     return both
+
+
+def check_spelling(trusted: Iterable[str], others: Iterable[str], what: str) -> None:
+    """Raises where the trusted samples have a text that the others lack, but for its spelling."""
+    known = {_folded(text): text for text in others}
+    for text in trusted:
+        same = known.get(_folded(text), text)
+        if same != text and text not in set(others):
+            raise ValueError(
+                f"The {what} must be written alike in both. The trusted samples have {str(text)!r}, the others "
+                f"{str(same)!r}. Write them in one way."
+            )
+
+
+def _folded(text: str) -> str:
+    """Without what is easily written in two ways: capitals, spaces around it, and the point of a whole number."""
+    folded = " ".join(str(text).split()).casefold()
+    return folded[:-2] if folded.endswith(".0") and folded[:-2].lstrip("-").isdigit() else folded
 
 
 def digest(array: Array) -> str:

@@ -172,6 +172,9 @@ def _cleaned(found: Any, job: Job) -> pd.DataFrame:
         table[f"given_{job.label}"] = table[job.label]
         table[job.label] = found.suggested_
     table["weight"] = found.sample_weight_
+    if isinstance(found, HyperCleaner):
+        mended = found.suggested_ != found.classes_[found._given]
+        table["weight"] = np.where(mended, found.suggested_probability_, found.sample_weight_)
     return table[_kept(found, mixed)]
 
 

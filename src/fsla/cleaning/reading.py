@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fsla.cleaning.inputs import Array, listed
+from fsla.cleaning.inputs import Array, check_spelling, listed
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -59,6 +59,13 @@ class Given:
 
     def __len__(self) -> int:
         return len(self.x)
+
+    @property
+    def features(self) -> Any:
+        """x, with the names of its columns where it has any."""
+        import pandas as pd
+
+        return pd.DataFrame(self.x, columns=self.names) if self.names and self.x.ndim == 2 else self.x
 
     def rows(self, which: Array) -> Given:
         """Some of the samples."""
@@ -191,6 +198,7 @@ def _features(
         raise ValueError(f"{path} must have at least one column of numbers besides {listed(sorted(roles))}.")
     frame = pd.concat(parts, axis=1)
     if like is not None:
+        check_spelling(list(frame.columns), like.names, "features")
         frame = frame.reindex(columns=like.names, fill_value=0.0)
     values = frame.to_numpy(dtype=np.float32)
     bad = ~np.isfinite(values)

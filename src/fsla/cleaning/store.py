@@ -50,6 +50,7 @@ def save(estimator: Any, path: Path) -> None:
             if hasattr(estimator, name)
         },
         "classes": _classes(estimator),
+        "features": [str(name) for name in getattr(estimator, "feature_names_in_", ())],
     }
     contiguous = {name: t.contiguous().clone() for name, t in tensors.items()}
     write_bytes(path, to_bytes(contiguous, {"fsla": json.dumps(header)}))
@@ -68,6 +69,8 @@ def load(estimator: Any, path: Path, model: Any) -> None:
     estimator.model = model
     for name, value in header["plain"].items():
         setattr(estimator, name, tuple(value) if isinstance(value, list) else value)
+    if header.get("features"):
+        estimator.feature_names_in_ = np.asarray(header["features"], dtype=object)
     for name, table in header["tables"].items():
         setattr(estimator, name, pd.DataFrame(**table))
     for name in ARRAYS:

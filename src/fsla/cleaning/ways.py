@@ -49,7 +49,7 @@ class Outcome:
 
     fit: CrossFit
     weight: Tensor
-    """(views, mixed): of each sample, in [0, 1]."""
+    """(views, mixed): how much each sample counts with the label that it was given, in [0, 1]."""
 
 
 class Bench:
@@ -203,7 +203,9 @@ class Bench:
         for _ in range(ROUNDS):
             fit = self._cross_fit(weight, evident(self._chances(fit.unseen, weight)))
         belief = transition.posterior(fit.unseen, self._chances(fit.unseen, weight))
-        return Outcome(self._cross_fit(weight, soft(belief), self._repeats), weight)
+        return Outcome(
+            self._cross_fit(weight, soft(belief), self._repeats), weight * self.material.chance_of_given(belief)
+        )
 
     def _cross_fit(self, weight: Tensor, losses: Losses | None = None, repeats: int = 1) -> CrossFit:
         return cross_fit(self.material, self.views, weight=weight, losses=losses, repeats=repeats)

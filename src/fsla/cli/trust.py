@@ -76,7 +76,8 @@ def clean(
 
     def fit(report: Report) -> HyperCleaner:
         cleaner = HyperCleaner(progress=report, **options)
-        return cleaner.fit(job.mixed.x, job.mixed.y, job.trusted.x, job.trusted.y, groups=job.mixed.groups)
+        mixed, trusted = job.mixed, job.trusted
+        return cleaner.fit(mixed.features, mixed.y, trusted.features, trusted.y, groups=mixed.groups)
 
     found = _fitted(fit)
     _end(out, found, job, "Which labels to trust", {})
@@ -121,7 +122,7 @@ def weigh(
 
     def fit(report: Report) -> DataWeigher:
         return DataWeigher(task=task, progress=report, **options).fit(
-            job.mixed.x, job.mixed.y, job.mixed.groups, job.trusted.x, job.trusted.y
+            job.mixed.features, job.mixed.y, job.mixed.groups, job.trusted.features, job.trusted.y
         )
 
     _end(out, _fitted(fit), job, "Which data to trust", {})

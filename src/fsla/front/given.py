@@ -23,7 +23,9 @@ def made(
 ) -> torch.optim.Optimizer:
     """The optimiser of some parameters; raises unless it has them all and no others."""
     maker = default if given is None else given
-    made = maker if isinstance(maker, torch.optim.Optimizer) else maker(list(parameters.values()))
+    made: object = maker
+    if callable(maker) and not isinstance(maker, torch.optim.Optimizer):
+        made = maker(list(parameters.values()))
     if not isinstance(made, torch.optim.Optimizer):
         raise TypeError(
             f"{name} must be a torch.optim.Optimizer or a function of parameters that makes one. "

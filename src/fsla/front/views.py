@@ -139,6 +139,8 @@ class ModelView:
             value = self._loss(model, self._problem.outer, part)
         except Exception as error:
             error.add_note(f"(raised while the {self._name} was called with the model, the outer modules and a batch)")
+            if part is None:
+                error.add_note("The batch is None: give step an outer_batch, or fit a trusted_loader.")
             if "not differentiable with respect to argument 'weight'" in str(error):
                 error.add_note("PyTorch has no derivative of it by weight=. Take reduction='none' and multiply.")
             raise
