@@ -109,7 +109,7 @@ class FolderWriter:
         return self._name(writing)
 
     def close(self) -> None:
-        """Lets go of the ranks' messages: a group that is held when Python ends may abort."""
+        """Lets go of the ranks' messages, and with them of the group's threads."""
         if self._group is not None and dist.is_initialized():
             dist.destroy_process_group(self._group)
         self._group = None

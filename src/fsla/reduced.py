@@ -70,8 +70,8 @@ class Reduced:
         return found
 
     def summed(self, x: Tensor) -> Tensor:
-        """The sum over the ranks, as an operation that a captured step repeats; the group goes by its name, since one
-        that is still held when Python ends may abort."""
+        """The sum over the ranks, as an operation that a captured step repeats; the group goes by its name, so that
+        its threads end with it."""
         if self._group is None:
             return x
         self.messages += 1

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Collection
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -144,12 +144,12 @@ def classes(given: Array, true: Array) -> Coded:
     return both
 
 
-def check_spelling(trusted: Iterable[str], others: Iterable[str], what: str) -> None:
+def check_spelling(trusted: Collection[str], others: Collection[str], what: str) -> None:
     """Raises where the trusted samples have a text that the others lack, but for its spelling."""
     known = {_folded(text): text for text in others}
     for text in trusted:
         same = known.get(_folded(text), text)
-        if same != text and text not in set(others):
+        if same != text and text not in others:
             raise ValueError(
                 f"The {what} must be written alike in both. The trusted samples have {str(text)!r}, the others "
                 f"{str(same)!r}. Write them in one way."

@@ -168,13 +168,13 @@ def _cleaned(found: Any, job: Job) -> pd.DataFrame:
 
     mixed = job.mixed
     table = pd.DataFrame({"id": mixed.ids, job.label: mixed.y}) if mixed.table is None else mixed.table.copy()
+    weight = found.sample_weight_
     if isinstance(found, HyperCleaner):
         table[f"given_{job.label}"] = table[job.label]
         table[job.label] = found.suggested_
-    table["weight"] = found.sample_weight_
-    if isinstance(found, HyperCleaner):
         mended = found.suggested_ != found.classes_[found._given]
-        table["weight"] = np.where(mended, found.suggested_probability_, found.sample_weight_)
+        weight = np.where(mended, found.suggested_probability_, weight)
+    table["weight"] = weight
     return table[_kept(found, mixed)]
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import numpy
@@ -58,6 +59,16 @@ class RandomState(NamedTuple):
         key = numpy.array(numpy_state["state"]["key"], dtype=numpy.uint32)
         numpy_state = numpy_state | {"state": numpy_state["state"] | {"key": key}}
         return cls(torch.tensor(states, dtype=torch.uint8), numpy_state, (version, tuple(numbers), gauss), [])
+
+    @classmethod
+    @contextmanager
+    def kept(cls) -> Iterator[None]:
+        """Puts the states back after what is drawn inside."""
+        state = cls.now()
+        try:
+            yield
+        finally:
+            state.set()
 
     def set(self) -> None:
         torch.set_rng_state(self.torch)

@@ -250,12 +250,8 @@ class _Run:
 
 def _called(callbacks: Sequence[Callback], opt: Bilevel, record: Record) -> bool:
     """Whether a callback ends the run. What they draw, perhaps on one rank alone, moves no random state of the run."""
-    if not callbacks:
-        return False
-    state = RandomState.now()
-    ends = [callback(opt, record) is True for callback in callbacks]
-    state.set()
-    return True in ends
+    with RandomState.kept():
+        return True in [callback(opt, record) is True for callback in callbacks]
 
 
 def _take(folder: Path, stack: ExitStack) -> None:

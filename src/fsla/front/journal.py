@@ -160,15 +160,13 @@ def _evaluated(model: nn.Module, evaluate: Evaluate) -> dict[str, Any]:
 def _aside(model: nn.Module) -> Iterator[None]:
     """Evaluation mode without gradients; modes and random states are put back."""
     modes = [(module, module.training) for module in model.modules()]
-    random = RandomState.now()
     model.eval()
     try:
-        with torch.no_grad():
+        with torch.no_grad(), RandomState.kept():
             yield
     finally:
         for module, training in modes:
             module.training = training
-        random.set()
 
 
 class Bar:

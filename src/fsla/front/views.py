@@ -201,13 +201,8 @@ class ExactModelView(ModelView):
         direction = [v[name] for name in problem.omega]
         parts = _parts(self._batch)
         left = omega or together.alone  # the gradient; for J v alone nobody would ask for it
-        wanted = {_GRADIENT: left, _BY_OMEGA: omega, _BY_LAM: lam}
-        like = {
-            prefix + name: t
-            for prefix, is_wanted in wanted.items()
-            for name, t in (self._at.lam if prefix == _BY_LAM else self._at.omega).items()
-            if is_wanted
-        }
+        trees = [self._at.omega if left else {}, self._at.omega if omega else {}, self._at.lam if lam else {}]
+        like = {f"{i}.{name}": t for i, tree in enumerate(trees) for name, t in tree.items()}
         values = []
         found: Found = {}
         with problem.standing(self._at):
@@ -227,20 +222,13 @@ class ExactModelView(ModelView):
                     _add(found, dict(zip(like, [*gradient, *second], strict=True)), len(parts))
         value = sum(values[1:], values[0]) / len(parts)
         found, self._value = together.mean(found, like, value, self._batch)
-        named = {
-            prefix: {name.removeprefix(prefix): t for name, t in found.items() if name.startswith(prefix)}
-            for prefix in wanted
-        }
+        answers = iter(found.values())
+        gradients, by_omega, by_lam = ([next(answers) for _ in tree] for tree in trees)
         if left:
-            self._by_omega = self._gradient(named[_GRADIENT])
-        by_omega = passes.filled(list(named[_BY_OMEGA].values()), self._at.omega) if omega else {}
-        by_lam = passes.filled(self._checked(list(named[_BY_LAM].values())), self._at.lam) if lam else {}
-        return by_omega, by_lam
+            self._by_omega = self._gradient(dict(zip(problem.omega, gradients, strict=True)))
+        return passes.filled(by_omega, trees[1]), passes.filled(self._checked(by_lam) if lam else [], trees[2])
 
 
-_GRADIENT = "gradient of "
-_BY_OMEGA = "H v of "
-_BY_LAM = "J v of "
 _OUTER = "outer."
 
 
