@@ -1,0 +1,183 @@
+"""Short runs of every algorithm, recorded so that a redesign can be held to them.
+
+`python tests/golden/trajectories.py` writes `trajectories.safetensors` beside this file. The losses use torch alone, so
+that the file says nothing about how the library asks for derivatives. `test_golden.py` compares a fresh run with it.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+import fsla
+from fsla import Batches, Numbered, Problem, Sample, algorithms
+from fsla.problem import Point
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "conformance"))
+
+from rows import ROWS
+
+FILE = Path(__file__).with_suffix(".safetensors")
+F64 = torch.float64
+RATES = fsla.rates.Schedule(0.1, 0.2, 0.15, 0.7, power=0.3)
+STEPS = 8
+PRODUCTS = ("exact", "difference")
+MODULE_STEPS = 60
+MODULE_EVERY = 5
+"""The module's variables are recorded at every fifth step."""
+MODULE_RUNS = {
+    "fsla": (fsla.FSLA, {}),
+    "fsla_average": (fsla.FSLA, {"momentum": "average"}),
+    "fsla_storm": (fsla.FSLA, {"momentum": "storm"}),
+    "fsla_new": (fsla.FSLA, {"v_at": "new"}),
+    "soba": (fsla.SOBA, {}),
+    "masoba": (fsla.MASOBA, {}),
+}
+OPTIMIZERS = {
+    "automatic": {},
+    "torch": {
+        "optimizer": partial(torch.optim.Adam, lr=0.02),
+        "adjoint_optimizer": partial(torch.optim.SGD, lr=0.2, momentum=0.5),
+        "outer_optimizer": partial(torch.optim.Adam, lr=0.01),
+    },
+}
+
+
+def batch(*place: int, rows: int = 8) -> tuple[Tensor, Tensor]:
+    """Return the samples of one batch: inputs and classes that follow from its place alone."""
+    seed = 0
+    for number in place:
+        seed = 1009 * seed + number + 1
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(rows, 2, generator=generator, dtype=F64)
+    noise = torch.randn(rows, generator=generator, dtype=F64)
+    return x, (x[:, 0] * x[:, 1] + 0.3 * noise > 0).long()
+
+
+# ------------------------------------------------------------------------------------------- functions of (lam, omega)
+
+
+def _scores(omega: dict[str, Tensor], x: Tensor) -> Tensor:
+    return (x @ omega["first"] + omega["shift"]).tanh() @ omega["second"]
+
+
+def inner_loss(lam: dict[str, Tensor], omega: dict[str, Tensor], data: tuple[Tensor, Tensor]) -> Tensor:
+    losses = nn.functional.cross_entropy(_scores(omega, data[0]), data[1], reduction="none")
+    ridge = sum(t.square().sum() for t in omega.values())
+    return (lam["weight"].exp()[data[1]] * losses).mean() + (0.2 + lam["ridge"].square()) * ridge
+
+
+def outer_loss(lam: dict[str, Tensor], omega: dict[str, Tensor], data: tuple[Tensor, Tensor]) -> Tensor:
+    penalty = lam["weight"].square().sum() + lam["ridge"].square()
+    return nn.functional.cross_entropy(_scores(omega, data[0]), data[1]) + 0.01 * penalty
+
+
+def start() -> Point:
+    generator = torch.Generator().manual_seed(0)
+    shapes = {"first": (2, 3), "shift": (3,), "second": (3, 2)}
+    omega = {name: torch.randn(shape, generator=generator, dtype=F64) / 2 for name, shape in shapes.items()}
+    return Point({"weight": torch.tensor([0.1, 0.2], dtype=F64), "ridge": torch.tensor(0.3, dtype=F64)}, omega)
+
+
+def samples(name: str, needs: tuple[int, ...]) -> Iterator[Sample]:
+    """Yield five batches a step, each of its own; SABA draws from four numbered ones."""
+    for k in range(STEPS + 1):
+        slots = [Batches(batch(k, slot, j) for j in range(max(count, 1))) for slot, count in enumerate(needs)]
+        parts = [several if len(several) > 1 else several[0] for several in slots]
+        if name == "saba":
+            parts[:2] = [Numbered((k + slot) % 4, batch(100 + (k + slot) % 4, slot)) for slot in range(2)]
+        yield Sample(*parts, seed=k)
+
+
+def run_functional(name: str, products: str) -> dict[str, Tensor]:
+    """Return λ, ω, d and, where the algorithm carries a tree of ω's form, v: one row a step."""
+    options = ROWS[name].options | ({"inner_batches": 4, "outer_batches": 4} if name == "saba" else {})
+    algorithm = algorithms.ALL[name](RATES, **options)
+    problem = Problem(inner_loss, outer_loss, mode=products)
+    drawn = samples(name, algorithm.needs)
+    state = algorithm.init(problem, start(), next(drawn))
+    states = [state]
+    for xi in drawn:
+        state = algorithm.step(problem, state, xi)
+        states.append(state)
+    rows = {
+        "lam": [_flat(s.at.lam) for s in states],
+        "omega": [_flat(s.at.omega) for s in states],
+        "d": [_flat(s.d) for s in states],
+    }
+    if isinstance(state.memory, dict) and state.memory.keys() == state.at.omega.keys():
+        rows["v"] = [_flat(s.memory) for s in states]
+    return {key: torch.stack(values) for key, values in rows.items()}
+
+
+# --------------------------------------------------------------------------------------------------- a module in place
+
+
+class Weights(nn.Module):
+    """A weight for each of two classes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.log = nn.Parameter(torch.tensor([0.1, 0.2], dtype=F64))
+
+
+def _module_inner_loss(model: nn.Module, weights: Weights, data: tuple[Tensor, Tensor]) -> Tensor:
+    losses = nn.functional.cross_entropy(model(data[0]), data[1], reduction="none")
+    return (weights.log.exp()[data[1]] * losses).mean() + 0.1 * sum(p.square().sum() for p in model.parameters())
+
+
+def _module_outer_loss(model: nn.Module, weights: Weights, data: tuple[Tensor, Tensor]) -> Tensor:
+    return nn.functional.cross_entropy(model(data[0]), data[1]) + 0.01 * weights.log.square().sum()
+
+
+def run_module(name: str, optimizers: str, products: str) -> dict[str, Tensor]:
+    """Return λ, ω, v and d of a run on a small network, one row at every fifth step."""
+    generator = torch.Generator().manual_seed(1)
+    model = nn.Sequential(nn.Linear(2, 3), nn.Tanh(), nn.Linear(3, 2)).to(F64)
+    with torch.no_grad():
+        for p in model.parameters():
+            p.copy_(torch.randn(p.shape, generator=generator, dtype=F64) / 2)
+    weights = Weights()
+    kind, options = MODULE_RUNS[name]
+    losses = {"inner_loss": _module_inner_loss, "outer_loss": _module_outer_loss}
+    bilevel = kind(model, weights, **losses, products=products, **options, **OPTIMIZERS[optimizers])
+    rows: dict[str, list[Tensor]] = {"lam": [], "omega": [], "v": [], "d": []}
+    for k in range(MODULE_STEPS):
+        fresh = (batch(k, 12), batch(k, 13)) if name == "fsla_storm" else None
+        bilevel.step(batch(k, 10), batch(k, 11), fresh=fresh, seed=k)
+        if (k + 1) % MODULE_EVERY == 0:
+            rows["lam"].append(_flat(dict(weights.named_parameters())))
+            rows["omega"].append(_flat(dict(model.named_parameters())))
+            rows["v"].append(_flat(bilevel.v))
+            rows["d"].append(_flat(bilevel.hypergradient))
+    return {key: torch.stack(values) for key, values in rows.items()}
+
+
+def _flat(tree: dict[str, Tensor]) -> Tensor:
+    return torch.cat([t.detach().flatten() for t in tree.values()])
+
+
+def record() -> dict[str, Tensor]:
+    """Run everything; a tensor's name is `function/ALGORITHM/PRODUCTS/VARIABLE` or `module/…`."""
+    tensors = {}
+    for products in PRODUCTS:
+        for name in ROWS:
+            for variable, rows in run_functional(name, products).items():
+                tensors[f"function/{name}/{products}/{variable}"] = rows
+        for name in MODULE_RUNS:
+            for optimizers in OPTIMIZERS:
+                for variable, rows in run_module(name, optimizers, products).items():
+                    tensors[f"module/{name}/{optimizers}/{products}/{variable}"] = rows
+    return tensors
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    save_file(record(), FILE, metadata={"torch": torch.__version__, "fsla": fsla.__version__})
+    print(f"{FILE}: {FILE.stat().st_size} bytes")
