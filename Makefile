@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo paper test lint format clean
+.PHONY: demo paper test wheel lint format clean
 
 demo: $(READY)
 	rm -rf out/demo
@@ -16,6 +16,11 @@ paper: $(READY)
 
 test: $(READY) lint
 	$(BIN)/python -m pytest
+
+wheel: $(READY)
+	rm -rf out/wheel
+	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir out/wheel .
+	$(BIN)/python tests/wheel_program.py out/wheel/*.whl out/wheel constraints.txt
 
 lint: $(READY)
 	$(BIN)/ruff check .
@@ -29,9 +34,10 @@ format: $(READY)
 clean:
 	rm -rf $(VENV) out .mypy_cache .pytest_cache .ruff_cache
 
-$(READY): pyproject.toml constraints.txt
+$(READY): pyproject.toml reproduction/pyproject.toml benchmarks/pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "fsla needs Python 3.11 or newer. $$($(PYTHON) --version) was found; set PYTHON=/path/to/python." >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt \
+	  --editable '.[dev]' --editable ./reproduction --editable ./benchmarks
 	touch $@

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 import fsla
 from fsla import Point, Problem, tree
-from fsla.problems import LeastSquares, Quadratic, Synthetic
+from fsla_reproduction.problems import LeastSquares, Quadratic, Synthetic
 from support import F64, network, normal, ridge_logistic
 
 

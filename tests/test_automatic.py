@@ -5,10 +5,10 @@ import json
 import pytest
 import torch
 
-from fsla.experiments import automatic
-from fsla.experiments.automatic import AutomaticSpec, claims, markdown, reproduce, summarise
-from fsla.experiments.automatic_tasks import tasks
 from fsla.front import FSLA
+from fsla_benchmarks.automatic import experiment as automatic
+from fsla_benchmarks.automatic.experiment import AutomaticSpec, claims, markdown, reproduce, summarise
+from fsla_benchmarks.automatic.tasks import tasks
 
 
 @pytest.mark.parametrize("task", tasks(), ids=lambda task: task.name)

@@ -7,18 +7,18 @@ import sys
 import pytest
 import torch
 
-from fsla.experiments.bench import PROBLEMS, Asked, case, lines, measure_transformer, race, scaling, table, transformer
-from fsla.experiments.bench.memory import peak_mb
-from fsla.experiments.bench.race import Key
-from fsla.experiments.bench.rows import measured
-from fsla.experiments.bench.table import _units
-from fsla.experiments.bench.traffic import Machine, predicted, predictions
+from fsla_benchmarks.steps import PROBLEMS, Asked, case, lines, measure_transformer, race, scaling, table, transformer
+from fsla_benchmarks.steps.memory import peak_mb
+from fsla_benchmarks.steps.race import Key
+from fsla_benchmarks.steps.rows import measured
+from fsla_benchmarks.steps.table import _units
+from fsla_benchmarks.steps.traffic import Machine, predicted, predictions
 from launch import torchrun
 
 
 def test_the_command_prints_a_table_and_writes_rows(tmp_path):
     out = tmp_path / "new" / "rows.json"
-    args = ["bench", "--problems", "softmax,quadratic", "--rounds", "2", "--device", "cpu", "--json", str(out)]
+    args = ["bench", "steps", "--problems", "softmax,quadratic", "--rounds", "2", "--device", "cpu", "--json", str(out)]
     done = subprocess.run([sys.executable, "-m", "fsla", *args], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     rows = json.loads(out.read_text())["rows"]
@@ -40,7 +40,9 @@ def test_the_command_prints_a_table_and_writes_rows(tmp_path):
 
 
 def test_an_unknown_problem_gets_one_message():
-    done = subprocess.run([sys.executable, "-m", "fsla", "bench", "--problems", "cn"], capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-m", "fsla", "bench", "steps", "--problems", "cn"], capture_output=True, text=True
+    )
     assert done.returncode == 2
     assert "Did you mean 'cnn'" in done.stderr
 
@@ -172,7 +174,7 @@ def test_steps_by_the_number_of_weights_are_timed():
 
 
 def test_what_ranks_send_is_what_the_formulas_say():
-    torchrun("-m", "fsla.experiments.bench.ranks", "traffic")
+    torchrun("-m", "fsla_benchmarks.steps.ranks", "traffic")
 
 
 def test_what_is_predicted_of_many_gpus():

@@ -12,8 +12,8 @@ import pytest
 
 import fsla
 from fsla import cli
-from fsla.experiments.folder import Folder, check_parent
-from fsla.experiments.synthetic import SyntheticSpec, run
+from fsla_reproduction.folder import Folder, check_parent
+from fsla_reproduction.synthetic import SyntheticSpec, run
 
 
 def command(*args, cwd=None, **environment):
@@ -30,7 +30,7 @@ def command(*args, cwd=None, **environment):
 def synthetic(out):
     """`fsla reproduce synthetic` with one seed, in a process of its own, at a small size."""
     code = (
-        "from functools import partial; from fsla import cli; from fsla.experiments import synthetic\n"
+        "from functools import partial; from fsla import cli; from fsla_reproduction import synthetic\n"
         "synthetic.SyntheticSpec = partial(synthetic.SyntheticSpec, K_max=120, K_timed=20, K_sequence=300)\n"
         "cli.main()\n"
     )
@@ -137,7 +137,7 @@ def test_bad_input_ends_the_process(tmp_path):
     ],
 )
 def test_everything_is_checked_before_anything_is_run(args, text, tmp_path, inside, monkeypatch):
-    monkeypatch.setattr("fsla.experiments.synthetic.run", lambda *args: pytest.fail("the synthetic experiment ran"))
+    monkeypatch.setattr("fsla_reproduction.synthetic.run", lambda *args: pytest.fail("the synthetic experiment ran"))
     code, _, err = inside("reproduce", "all", "--out", str(tmp_path / "x"), *args)
     assert code == 2
     assert text in err
@@ -146,7 +146,7 @@ def test_everything_is_checked_before_anything_is_run(args, text, tmp_path, insi
 
 @pytest.mark.parametrize("place", ["synthetic", "cleaning"])
 def test_all_refuses_a_folder_of_other_files_before_anything_is_run(place, tmp_path, inside, monkeypatch):
-    monkeypatch.setattr("fsla.experiments.synthetic.run", lambda *args: pytest.fail("the synthetic experiment ran"))
+    monkeypatch.setattr("fsla_reproduction.synthetic.run", lambda *args: pytest.fail("the synthetic experiment ran"))
     (tmp_path / place).mkdir()
     (tmp_path / place / "summary.md").write_text("mine")
     code, _, err = inside("reproduce", "all", "--out", str(tmp_path))
@@ -156,7 +156,7 @@ def test_all_refuses_a_folder_of_other_files_before_anything_is_run(place, tmp_p
 
 
 def test_all_refuses_a_folder_that_is_not_its_own(tmp_path, inside, monkeypatch):
-    monkeypatch.setattr("fsla.experiments.synthetic.run", lambda *args: pytest.fail("the synthetic experiment ran"))
+    monkeypatch.setattr("fsla_reproduction.synthetic.run", lambda *args: pytest.fail("the synthetic experiment ran"))
     (tmp_path / "thesis.tex").write_text("mine")
     code, _, err = inside("reproduce", "all", "--out", str(tmp_path))
     assert code == 2
@@ -208,7 +208,7 @@ def test_texts_of_the_user_are_shown_as_they_are(tmp_path, inside):
 
 def test_a_run_into_a_strangely_named_folder_ends_well(tmp_path, inside, monkeypatch):
     spec = SyntheticSpec(seeds=1, K_max=5, K_timed=5, K_sequence=10)
-    monkeypatch.setattr("fsla.experiments.synthetic.SyntheticSpec", lambda seeds: spec)
+    monkeypatch.setattr("fsla_reproduction.synthetic.SyntheticSpec", lambda seeds: spec)
     code, out, err = inside("reproduce", "synthetic", "--out", str(tmp_path / "[/x]\x1b[31m"))
     assert code == 0, err
     assert str(tmp_path) + r"/[/x]\x1b[31m/summary.md" in out.splitlines()[-3]
@@ -218,7 +218,7 @@ def test_a_run_into_a_strangely_named_folder_ends_well(tmp_path, inside, monkeyp
 def test_an_interruption_is_said_in_one_line(tmp_path):
     """A real SIGINT in a real process, at the first run."""
     code = (
-        "import os, signal, sys; from fsla import cli; from fsla.experiments import synthetic\n"
+        "import os, signal, sys; from fsla import cli; from fsla_reproduction import synthetic\n"
         "signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background may have it ignored\n"
         "synthetic._estimators = lambda spec, seed, tell: os.kill(os.getpid(), signal.SIGINT)\n"
         "cli.main()\n"
@@ -233,7 +233,7 @@ def test_an_interruption_is_said_in_one_line(tmp_path):
 def test_a_write_that_breaks_off_gets_one_message(tmp_path):
     """A limit on the size of files breaks a write off midway, as a full disk does."""
     code = (
-        "import resource; from fsla import cli; from fsla.plots import synthetic\n"
+        "import resource; from fsla import cli; from fsla_reproduction.plots import synthetic\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (2000, 2000)); cli.main()\n"
     )
     args = [sys.executable, "-c", code, "reproduce", "synthetic", "--seeds", "1", "--out", str(tmp_path / "x")]
@@ -249,9 +249,9 @@ def test_a_full_disk_is_said_with_what_to_do(tmp_path, inside, monkeypatch):
     def full(path, *args):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
 
-    monkeypatch.setattr("fsla.experiments.bench.asked.measure", lambda *args, **more: ([], []))
-    monkeypatch.setattr("fsla.experiments.bench.save", full)
-    code, _, err = inside("bench", "--json", str(tmp_path / "rows.json"))
+    monkeypatch.setattr("fsla_benchmarks.steps.asked.measure", lambda *args, **more: ([], []))
+    monkeypatch.setattr("fsla_benchmarks.steps.save", full)
+    code, _, err = inside("bench", "steps", "--json", str(tmp_path / "rows.json"))
     assert code == 2
     assert err == (
         f"fsla: {tmp_path / 'rows.json'} must be usable. It is not: No space left on device. Free some room and give "
@@ -261,13 +261,13 @@ def test_a_full_disk_is_said_with_what_to_do(tmp_path, inside, monkeypatch):
 
 
 def test_a_benchmark_into_a_pipe_leaves_the_pipe(inside, monkeypatch, tmp_path):
-    monkeypatch.setattr("fsla.experiments.bench.asked.measure", lambda *args, **more: ([], []))
+    monkeypatch.setattr("fsla_benchmarks.steps.asked.measure", lambda *args, **more: ([], []))
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     seen = []
     reader = threading.Thread(target=lambda: seen.append(pipe.read_text()))
     reader.start()
-    code, out, err = inside("bench", "--json", str(pipe))
+    code, out, err = inside("bench", "steps", "--json", str(pipe))
     reader.join()
     assert code == 0, err
     assert out.splitlines()[-1] == str(pipe)
@@ -277,8 +277,8 @@ def test_a_benchmark_into_a_pipe_leaves_the_pipe(inside, monkeypatch, tmp_path):
 
 @pytest.mark.parametrize("path", ["/proc/nowhere/rows.json", "/proc/rows.json", "/dev/null/rows.json", "/"])
 def test_a_benchmark_that_could_not_be_written_is_not_measured(path, inside, monkeypatch):
-    monkeypatch.setattr("fsla.experiments.bench.asked.measure", lambda *args, **more: pytest.fail("measured"))
-    code, _, err = inside("bench", "--json", path)
+    monkeypatch.setattr("fsla_benchmarks.steps.asked.measure", lambda *args, **more: pytest.fail("measured"))
+    code, _, err = inside("bench", "steps", "--json", path)
     assert code == 2
     assert f"fsla: {path} must be usable" in err
 

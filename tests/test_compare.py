@@ -9,16 +9,16 @@ import torch
 
 from fsla import algorithms, cli
 from fsla.counted import Counts
-from fsla.experiments import compare_runs
-from fsla.experiments.compare import CompareSpec, Unit, carry_out, prepare, records_of
-from fsla.experiments.compare_methods import METHODS, known, make, settings
-from fsla.experiments.compare_problems import PROBLEMS, least_squares, quadratic, sources
-from fsla.experiments.compare_report import Curve, Results, ratios
-from fsla.experiments.compare_runs import price, run
-from fsla.experiments.folder import RunError
-from fsla.experiments.runs import Workers
-from fsla.plots.compare import draw
-from fsla.problems import LeastSquares
+from fsla_benchmarks.compare import runs as compare_runs
+from fsla_benchmarks.compare.experiment import CompareSpec, Unit, carry_out, prepare, records_of
+from fsla_benchmarks.compare.methods import METHODS, known, make, settings
+from fsla_benchmarks.compare.plot import draw
+from fsla_benchmarks.compare.problems import PROBLEMS, least_squares, quadratic, sources
+from fsla_benchmarks.compare.report import Curve, Results, ratios
+from fsla_benchmarks.compare.runs import price, run
+from fsla_reproduction.folder import RunError
+from fsla_reproduction.problems import LeastSquares
+from fsla_reproduction.runs import Workers
 
 TASK = quadratic()
 SMALL = CompareSpec(seeds=1, algorithms=("soba", "hoag", "fsla_automatic"), problems=("quadratic",))

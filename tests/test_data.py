@@ -9,8 +9,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fsla.data import DataError, TaskSpec, corrupt, cycle, fingerprint, load, long_tail, make_task, sets
-from fsla.data.idx import read_idx
+from fsla.samplers import cycle
+from fsla_reproduction.datasets import DataError, TaskSpec, corrupt, fingerprint, load, long_tail, make_task, sets
+from fsla_reproduction.datasets.idx import read_idx
 from idx_files import header, idx_bytes, images, labels, write
 
 

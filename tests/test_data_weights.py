@@ -4,11 +4,11 @@ import pytest
 import torch
 from sklearn.metrics import roc_auc_score
 
-from fsla.data import load
-from fsla.experiments.data_weights import PAPER, Cell, WeightsSpec, auroc, reproduce
-from fsla.experiments.weights_report import CHOSEN, ORACLE, claims, markdown, summarise
-from fsla.experiments.weights_tasks import KINDS, RIGHT, make
-from fsla.plots.weights import draw
+from fsla_benchmarks.data_quality.experiment import PAPER, Cell, WeightsSpec, auroc, reproduce
+from fsla_benchmarks.data_quality.plot import draw
+from fsla_benchmarks.data_quality.report import CHOSEN, ORACLE, claims, markdown, summarise
+from fsla_benchmarks.data_quality.tasks import KINDS, RIGHT, make
+from fsla_reproduction.datasets import load
 
 DIGITS = load("digits")
 

@@ -11,7 +11,7 @@ from torch.autograd.function import once_differentiable
 
 import fsla
 from fsla import Counted, Counts, Differences, Point, Problem, Sample, tree
-from fsla.problems import Quadratic
+from fsla_reproduction.problems import Quadratic
 from support import F64, network, normal, ridge_logistic
 
 R = fsla.rates.constant(0.05, 0.1, 0.1, 0.5)

@@ -8,8 +8,8 @@ import threading
 
 import pytest
 
-from fsla.data import DataError, sets
-from fsla.data.download import Limits
+from fsla_reproduction.datasets import DataError, sets
+from fsla_reproduction.datasets.download import Limits
 from idx_files import images, labels, write
 
 

@@ -10,14 +10,14 @@ import torch
 
 import fsla
 from fsla import Batches, Counted, Point, Problem, Sample, WeightedProblem, tree
-from fsla.data import TaskSpec
-from fsla.experiments.cleaning import RunSpec, execute
-from fsla.experiments.methods import Bp, Cg, Fsla, NoCleaning, Ns
 from fsla.nest import copy_into, map_tensors, rebuild, take_apart, tensors
 from fsla.training import engine as engines
 from fsla.training.agreement import OTHER_KERNELS, SAME_KERNELS, difference
 from fsla.training.engine import Eager, EngineWarning, Replay, make_engine
 from fsla.training.program import Program
+from fsla_reproduction.cleaning import RunSpec, execute
+from fsla_reproduction.datasets import TaskSpec
+from fsla_reproduction.methods import Bp, Cg, Fsla, NoCleaning, Ns
 from support import F64, classifier, normal
 
 TINY = RunSpec(

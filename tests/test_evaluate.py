@@ -9,7 +9,7 @@ import fsla
 from fsla import Point, tree
 from fsla.evaluate import METHODS
 from fsla.exact import hessian_matrix, solve_inner
-from fsla.problems import Quadratic
+from fsla_reproduction.problems import Quadratic
 from support import F64, network, normal, ridge_logistic
 
 QUADRATIC = Quadratic.random(4, 7, kappa=12.0, seed=3)

@@ -7,14 +7,14 @@ from itertools import pairwise
 import pytest
 import torch
 
-from fsla.data import TaskSpec, make_task
-from fsla.experiments.cleaning import RunSpec, checksum, execute, identity, prepare
-from fsla.experiments.cleaning_claims import all_claims
-from fsla.experiments.cleaning_summary import markdown
-from fsla.experiments.figures import FIGURES, GROUPS, SCALES, CleaningSpec, panels
-from fsla.experiments.methods import Bp, Cg, Fsla, NoCleaning, Ns, Oracle
-from fsla.experiments.results import Results, Runs, last_common_step, oracle_calls
-from fsla.experiments.synthetic_summary import steady
+from fsla_reproduction.cleaning import RunSpec, checksum, execute, identity, prepare
+from fsla_reproduction.cleaning_claims import all_claims
+from fsla_reproduction.cleaning_summary import markdown
+from fsla_reproduction.datasets import TaskSpec, make_task
+from fsla_reproduction.figures import FIGURES, GROUPS, SCALES, CleaningSpec, panels
+from fsla_reproduction.methods import Bp, Cg, Fsla, NoCleaning, Ns, Oracle
+from fsla_reproduction.results import Results, Runs, last_common_step, oracle_calls
+from fsla_reproduction.synthetic_summary import steady
 
 TINY = RunSpec(
     TaskSpec("digits", n_train=60, n_valid=40), model="softmax", steps=6, every=3, batch=16,

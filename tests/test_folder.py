@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from fsla.data import load, sets
-from fsla.experiments.figures import CleaningSpec
-from fsla.experiments.folder import Folder, RunError, settings_for
-from fsla.experiments.reproduce import prepare
+from fsla_reproduction.datasets import load, sets
+from fsla_reproduction.figures import CleaningSpec
+from fsla_reproduction.folder import Folder, RunError, settings_for
+from fsla_reproduction.reproduce import prepare
 from idx_files import images, labels, write
 
 RECORDS = [{"run": "a", "step": 0, "loss": 1.5}, {"run": "a", "step": 1, "loss": None}]
@@ -116,7 +116,7 @@ def test_the_data_is_told_by_what_it_holds(tmp_path, monkeypatch):
 def test_too_little_data_is_found_before_anything_is_written(tmp_path, monkeypatch):
     few = load("digits")
     few = few._replace(train_x=few.train_x[:1000], train_y=few.train_y[:1000])
-    monkeypatch.setattr("fsla.experiments.reproduce.load", lambda name, data_dir: few)
+    monkeypatch.setattr("fsla_reproduction.reproduce.load", lambda name, data_dir: few)
     with pytest.raises(ValueError, match=r"must fit into digits's 1000 training images. Got 600 \+ 500"):
         prepare(tmp_path / "out", CleaningSpec(), ("overview",), 1)
     assert not list(tmp_path.iterdir())

@@ -9,13 +9,13 @@ import torch
 
 from fsla import algorithms
 from fsla.counted import Counted
-from fsla.experiments.bench import jax_scan
-from fsla.experiments.bench.jax_scan import Batches, State, seconds_a_step
 from fsla.problem import Point
-from fsla.problems import Reweighting, Synthetic
-from fsla.problems.networks import RIDGE, build
 from fsla.rates import constant
 from fsla.sample import Sample
+from fsla_benchmarks.steps import jax_scan
+from fsla_benchmarks.steps.jax_scan import Batches, State, seconds_a_step
+from fsla_reproduction.problems import Reweighting, Synthetic
+from fsla_reproduction.problems.networks import RIDGE, build
 
 jax = pytest.importorskip("jax")
 
@@ -131,7 +131,7 @@ def test_jax_is_here_and_says_so():
 
 
 def test_without_jax_there_is_a_reason():
-    code = "import sys; sys.modules['jax'] = None; from fsla.experiments.bench.jax_scan import *; print(available())"
+    code = "import sys; sys.modules['jax'] = None; from fsla_benchmarks.steps.jax_scan import *; print(available())"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.startswith("JAX cannot be used:")
     assert len(done.stdout.splitlines()) == 1

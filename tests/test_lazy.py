@@ -12,12 +12,12 @@ import fsla
 import lazy_program
 from fsla import LazyRows, Point, Reduced, Sample, Shard, ShardSampler, Share, WeightedProblem, algorithms, shard_files
 from fsla.checkpoint import CheckpointError, load_checkpoint, save_checkpoint
-from fsla.data import Sampler
 from fsla.decay import Decay, RowTable
 from fsla.direction import Average, Spider
 from fsla.estimators import Tracked
 from fsla.projection import Ball, Box
 from fsla.rates import Schedule, constant
+from fsla.samplers import Sampler
 from fsla.shard_files import load_shards, reshard, save_shards
 from fsla.tree import dense, flatten
 from launch import torchrun

@@ -1,7 +1,7 @@
 """The ledger of tests: each one of before the redesign still runs, runs under another name, or went for a reason.
 
-A row of `ledger.csv` has the test's old id and its number of cases; `now`, empty where the id is the same, "-" where the
-test went, else its new id, or several with blanks between them; and the reason why it went or has fewer cases.
+A row of `ledger.csv` has the test's old id and its number of cases; `now`, empty where the id is the same, "-" where
+the test went, else its new id, or several with blanks between them; and the reason why it went or has fewer cases.
 """
 
 import ast

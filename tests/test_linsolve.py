@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from fsla import linsolve, tree
 from fsla.adjoints import RandomNeumann
-from fsla.problems import Quadratic
+from fsla_reproduction.problems import Quadratic
 from support import F64, normal
 
 

@@ -10,9 +10,9 @@ import torch
 
 import fsla
 from fsla import Point
-from fsla.experiments.bench import Case, case, peers
 from fsla.sample import Batch
 from fsla.tree import Tree
+from fsla_benchmarks.steps import Case, case, peers
 
 IMPORTED_AS = {"hypertorch": "hypergrad.hypergradients"}
 EVERY = [(build, label) for build, methods in peers.LIBRARIES.items() for label in methods]

@@ -5,10 +5,10 @@ from contextlib import contextmanager
 import pytest
 from matplotlib.figure import Figure
 
-from fsla.experiments.figures import FIGURES, GROUPS, SCALES, CleaningSpec, panels
-from fsla.experiments.methods import Cg, Fsla
-from fsla.experiments.results import Results
-from fsla.plots import cleaning, style, synthetic
+from fsla_reproduction.figures import FIGURES, GROUPS, SCALES, CleaningSpec, panels
+from fsla_reproduction.methods import Cg, Fsla
+from fsla_reproduction.plots import cleaning, style, synthetic
+from fsla_reproduction.results import Results
 
 ORACLES = ("grad", "hvp", "cross", "d_omega")
 

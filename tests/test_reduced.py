@@ -8,7 +8,7 @@ import torch.distributed as dist
 
 import fsla
 from fsla import Point, Reduced
-from fsla.problems import LeastSquares
+from fsla_reproduction.problems import LeastSquares
 from launch import torchrun
 from support import F64, normal
 

@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 import time
-import types
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -17,13 +16,13 @@ import torch
 from joblib.parallel import BACKENDS, ThreadingBackend
 
 from fsla import cli
-from fsla.experiments import cleaning, figures, reproduce
-from fsla.experiments.folder import Folder, RunError
-from fsla.experiments.images import held
-from fsla.experiments.job import Job
-from fsla.experiments.runs import Workers, workers
-from fsla.experiments.synthetic import SyntheticSpec, run
 from fsla.ranks import Ranks
+from fsla_reproduction import cleaning, figures, reproduce
+from fsla_reproduction.folder import Folder, RunError
+from fsla_reproduction.images import held
+from fsla_reproduction.job import Job
+from fsla_reproduction.runs import Workers, workers
+from fsla_reproduction.synthetic import SyntheticSpec, run
 
 SMALL = SyntheticSpec(seeds=2, K_max=5, K_timed=5, K_sequence=10)
 
@@ -78,39 +77,12 @@ class Lists(Cluster):
 
 
 @pytest.fixture
-def cluster(monkeypatch):
-    """Fake packages dask and ray, whose backends are registered with joblib; gives what was asked of them."""
-    told = []
-
-    class Client:
-        def __init__(self, address):
-            if address == "nowhere":
-                raise OSError("Timed out trying to connect to nowhere.")
-            told.append(("join", address))
-
-        def close(self):
-            told.append(("leave",))
-
-    def register_ray():
-        joblib.register_parallel_backend("ray", partial(Lists))
-
-    modules = {
-        "dask": {},
-        "dask.distributed": {"Client": Client},
-        "ray": {
-            "init": lambda address: told.append(("join", address)),
-            "shutdown": lambda: told.append(("leave",)),
-        },
-        "ray.util": {},
-        "ray.util.joblib": {"register_ray": register_ray},
-    }
-    for name, content in modules.items():
-        module = types.ModuleType(name)
-        vars(module).update(content)
-        monkeypatch.setitem(sys.modules, name, module)
+def cluster():
+    """The back ends dask and ray of joblib, with threads in the place of a cluster."""
     Cluster.asked = Lists.asked = 0
     joblib.register_parallel_backend("dask", Cluster)
-    yield told
+    joblib.register_parallel_backend("ray", partial(Lists))
+    yield
     for name in ("dask", "ray"):
         BACKENDS.pop(name, None)
 
@@ -150,11 +122,10 @@ def test_two_processes_do_the_same_and_are_counted_together(tmp_path, alone):
 @pytest.mark.parametrize(("backend", "kind"), [("dask", Cluster), ("ray", Lists)])
 def test_a_cluster_does_the_same(backend, kind, tmp_path, alone, cluster):
     seen = []
-    with workers(None, backend, "tcp://there:8786") as crew:
-        assert cluster == [("join", "tcp://there:8786")]
+    with joblib.parallel_config(backend):
+        crew = workers()
         assert crew.number == 2
         run(SMALL, crew.open(tmp_path, "synthetic", SMALL), lambda *told: seen.append(told), crew)
-    assert cluster[1:] == [("leave",)]
     assert timeless(tmp_path) == alone
     assert kind.asked == 6  # the one with the clock is not for a cluster
     assert [done for _, done, _ in seen] == [1, 2, 3, 4, 5, 6, 6, 7]
@@ -173,18 +144,19 @@ def test_a_worker_with_two_threads_does_one_run_at_a_time(tmp_path, cluster):
     """Runs share the random state and the warnings of their process."""
     folder = Folder(tmp_path, "x", Spec())
     jobs = [Job(name, name, by_itself) for name in "abcd"]
-    Workers(backend="dask").do(folder, jobs)
+    with joblib.parallel_config("dask"):
+        workers().do(folder, jobs)
     assert folder.gather("abcd") == [{"beside": 0, "done": 1}] * 4
 
 
 @pytest.mark.parametrize("backend", ["dask", "ray"])
 def test_the_command_asks_a_cluster(backend, tmp_path, inside, cluster, monkeypatch):
-    monkeypatch.setattr("fsla.plots.compare.draw", lambda out, results: [])
+    monkeypatch.setattr("fsla_benchmarks.compare.plot.draw", lambda out, results: [])
     args = "--algorithms", "soba", "--problems", "quadratic", "--seeds", "1", "--calls", "20"
-    code, said, err = inside("compare", "--out", str(tmp_path / "x"), *args, "--backend", backend, "--address", "a:1")
+    with joblib.parallel_config(backend):
+        code, said, err = inside("compare", "--out", str(tmp_path / "x"), *args)
     assert (code, err) == (0, "")
     assert "with 2 processes" in said
-    assert cluster == [("join", "a:1"), ("leave",)]
     assert (Cluster if backend == "dask" else Lists).asked == 3
     assert inside("compare", "--out", str(tmp_path / "y"), *args)[0] == 0
     assert timeless(tmp_path / "x") == timeless(tmp_path / "y")
@@ -281,28 +253,13 @@ def test_a_worker_that_is_killed_is_said_and_what_ended_is_kept(tmp_path):
     assert (folder.runs / "a.jsonl").stat().st_mtime_ns == stamp
 
 
-@pytest.mark.parametrize("backend", ["dask", "ray"])
-@pytest.mark.parametrize("command", [["reproduce", "overview"], ["reproduce", "automatic"], ["compare"]])
-def test_a_missing_package_is_named_before_anything_is_done(backend, command, tmp_path, inside, monkeypatch):
-    monkeypatch.setitem(sys.modules, backend, None)
-    code, _, err = inside(*command, "--out", str(tmp_path / "x"), "--backend", backend)
-    assert code == 2
-    assert f"--backend {backend} needs the package {backend}" in err
-    assert "python -m pip install" in err
-    assert len(err.splitlines()) == 1
-    assert not list(tmp_path.iterdir())
-
-
 @pytest.mark.parametrize(
     ("args", "text"),
     [
-        (["--backend", "daks"], "Did you mean 'dask'"),
-        (["--address", "a:1"], "An address must come with the cluster that it is of"),
-        (["--backend", "dask", "--address", "nowhere"], "The cluster must answer at nowhere. It did not: Timed out"),
         (["--jobs", "0"], "--jobs"),
     ],
 )
-def test_bad_input_gets_one_message(args, text, tmp_path, inside, cluster):
+def test_bad_input_gets_one_message(args, text, tmp_path, inside):
     code, _, err = inside("reproduce", "synthetic", "--out", str(tmp_path / "x"), *args)
     assert code == 2
     assert text in err
@@ -314,7 +271,7 @@ def test_bad_input_gets_one_message(args, text, tmp_path, inside, cluster):
 SCRIPT = """
 import os, signal
 from fsla import cli
-from fsla.experiments import synthetic
+from fsla_reproduction import synthetic
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background may have it ignored
 synthetic.SyntheticSpec.__init__.__defaults__ = (20, 5, 5, 10, *synthetic.SyntheticSpec.__init__.__defaults__[4:])
 save = synthetic.Folder.save
@@ -327,8 +284,8 @@ def draw(out, records):
     with open(out / "figure", "a") as file:
         file.write(os.environ.get("RANK", ""))
     return []
-import fsla.plots.synthetic
-fsla.plots.synthetic.draw = draw
+import fsla_reproduction.plots.synthetic
+fsla_reproduction.plots.synthetic.draw = draw
 if "breaks" in os.environ and os.environ["RANK"] == "1":
     synthetic._sequences = lambda *args: 1 / 0
 cli.main()
@@ -373,7 +330,7 @@ def test_ranks_that_ask_for_a_gpu_have_one_each(asked, got, monkeypatch):
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
     monkeypatch.setattr("torch.cuda.set_device", chosen.append)
-    monkeypatch.setattr("fsla.experiments.runs.pick_device", torch.device)
+    monkeypatch.setattr("fsla_reproduction.runs.pick_device", torch.device)
     monkeypatch.setenv("LOCAL_RANK", "3")  # more ranks than GPUs: two share one
     assert Workers(here=Ranks(5, 8)).device(asked) == torch.device(got)
     assert chosen == ([1] if got == "cuda:1" else [])
@@ -381,9 +338,9 @@ def test_ranks_that_ask_for_a_gpu_have_one_each(asked, got, monkeypatch):
 
 def test_a_cluster_is_not_for_ranks(monkeypatch, cluster):
     monkeypatch.setattr("fsla.ranks.join", lambda: Ranks(1, 2))
-    with pytest.raises(RunError, match="--backend dask in 2 ranks"), workers(None, "dask"):
-        pass
-    assert not cluster
+    with pytest.raises(RunError, match="2 ranks"), joblib.parallel_config("dask"):
+        workers()
+    assert Cluster.asked == 0
 
 
 def test_a_rank_that_fails_ends_all(tmp_path):

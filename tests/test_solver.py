@@ -12,9 +12,9 @@ import torch
 import fsla
 from fsla import Batches, Counted, Counts, Point, Sample, tree
 from fsla.estimators import Tracked
-from fsla.problems import LeastSquares, Quadratic
 from fsla.projection import Ball, Box
 from fsla.solver import SharedBatchWarning, Solver
+from fsla_reproduction.problems import LeastSquares, Quadratic
 from support import PlainLeastSquares, network, normal, plain_algorithm_1, ridge_logistic
 
 DATA = LeastSquares.draw(0)
@@ -391,6 +391,6 @@ def test_wrong_kinds_of_arguments_get_one_message():
         fsla.algorithms.soba(0.1)
     with pytest.raises(TypeError, match=r"outer source of Sample.draw must be a function.*Got float"):
         Sample.draw("grouped", int, 1.0)
-    with pytest.raises(TypeError, match=r"inner source of Sample.draw.*Got list instead.*fsla.data.cycle"):
+    with pytest.raises(TypeError, match=r"inner source of Sample.draw.*Got list instead.*fsla.samplers.cycle"):
         Sample.draw("grouped", [1, 2], int)
     assert Sample.draw("independent", iter("abc"), iter("xy")).batches == ("a", "x", "b", "y", "c")

@@ -7,11 +7,12 @@ from fractions import Fraction
 import pytest
 import torch
 
-from fsla import Point, theory, tree
+from fsla import Point, tree
 from fsla.exact import hessian_matrix
 from fsla.formulation import Term, vector_recursion
-from fsla.problems import Quadratic
-from fsla.theory import Constants, theorem5
+from fsla_reproduction import theory
+from fsla_reproduction.problems import Quadratic
+from fsla_reproduction.theory import Constants, theorem5
 from support import normal, ridge_logistic
 
 

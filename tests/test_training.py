@@ -12,10 +12,10 @@ import torch
 import fsla
 from fsla import Sample
 from fsla.checkpoint import CheckpointError
-from fsla.data import TaskSpec, make_task
-from fsla.experiments.cleaning import RunSpec, execute, prepare, warm_up
-from fsla.experiments.methods import Bp, Cg, Fsla, NoCleaning, Ns, Oracle
 from fsla.training import load_checkpoint, save_checkpoint
+from fsla_reproduction.cleaning import RunSpec, execute, prepare, warm_up
+from fsla_reproduction.datasets import TaskSpec, make_task
+from fsla_reproduction.methods import Bp, Cg, Fsla, NoCleaning, Ns, Oracle
 from support import network
 
 TINY = RunSpec(
@@ -101,10 +101,10 @@ def test_a_killed_command_resumes_to_the_same_records(tmp_path):
     """A real process that is ended by SIGKILL at different steps; the records of the whole are the same."""
     code = (
         "import os, signal, sys; from functools import partial; from pathlib import Path\n"
-        "from fsla.experiments import cleaning; cleaning.train = partial(cleaning.train, save_every=10)\n"
-        "from dataclasses import replace; from fsla.experiments.figures import SCALES\n"
+        "from fsla_reproduction import cleaning; cleaning.train = partial(cleaning.train, save_every=10)\n"
+        "from dataclasses import replace; from fsla_reproduction.figures import SCALES\n"
         "SCALES['smoke'] = replace(SCALES['smoke'], base=replace(SCALES['smoke'].base, steps=40))\n"
-        "from fsla.experiments.figures import CleaningSpec; from fsla.experiments.reproduce import reproduce\n"
+        "from fsla_reproduction.figures import CleaningSpec; from fsla_reproduction.reproduce import reproduce\n"
         "import torch; torch.set_num_threads(1)\n"
         "def report(name, done, total):\n"
         "    if [str(done)] == sys.argv[2:]:\n"
@@ -178,7 +178,7 @@ def test_what_a_record_holds():
 
 def test_cleaning_cleans():
     """On digits with four fifths of the labels redrawn: a lower loss, and weights that rank the wrong labels."""
-    from fsla.experiments.figures import CleaningSpec, panels
+    from fsla_reproduction.figures import CleaningSpec, panels
 
     runs = panels(CleaningSpec()).panel("fig2", "FSLA and BP").runs
     fsla_run, none, oracle = (execute(runs[label])[-1] for label in ("FSLA", "no cleaning", "oracle"))
@@ -195,9 +195,9 @@ def test_every_model_runs(model):
 
 def test_the_samples_of_each_method():
     """BP differentiates the steps that were taken; T inner steps have T batches; STORM's batches are its own."""
-    from fsla.data import make_task
-    from fsla.experiments.cleaning import prepare
     from fsla.sample import Batches
+    from fsla_reproduction.cleaning import prepare
+    from fsla_reproduction.datasets import make_task
 
     task = make_task(TINY.task)
 

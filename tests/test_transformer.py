@@ -10,14 +10,14 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import fsla
 from fsla import DifferenceWarning, Point, Sample, algorithms, functional
-from fsla.experiments import sources as experiment
-from fsla.experiments.folder import Folder
 from fsla.jacobi import Jacobi
-from fsla.problems.sources import GRAMMARS, SourceWeighting, Text, TextSpec, weights
-from fsla.problems.transformer import GPT2_SMALL, TINY, Transformer, TransformerSize, build_transformer
 from fsla.rates import constant
 from fsla.tree import flatten, norm, sub, to
 from fsla.update import Adam
+from fsla_reproduction import sources as experiment
+from fsla_reproduction.folder import Folder
+from fsla_reproduction.problems.sources import GRAMMARS, SourceWeighting, Text, TextSpec, weights
+from fsla_reproduction.problems.transformer import GPT2_SMALL, TINY, Transformer, TransformerSize, build_transformer
 
 SPEC = TextSpec(symbols=16, length=12, sequences=40, trusted=6, held_out=4)
 TEXT = Text.draw(SPEC, 0)
@@ -240,7 +240,7 @@ def test_the_experiment_writes_what_it_says_and_repeats_no_run(tmp_path):
     assert again == records
     assert not seen
 
-    from fsla.plots.sources import draw
+    from fsla_reproduction.plots.sources import draw
 
     (figure,) = draw(out, again)
     assert figure.read_bytes().startswith(b"\x89PNG")

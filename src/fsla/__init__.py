@@ -9,7 +9,8 @@ state = solver.step(problem, state, xi)
 
 from typing import TYPE_CHECKING, Any
 
-from fsla import algorithms, projection, rates, shard_files, theory, tree, update
+from fsla import algorithms, projection, rates, shard_files, tree, update
+from fsla._extras import install_hint
 from fsla.autodiff import DifferenceWarning, Problem
 from fsla.checkpoint import CheckpointError
 from fsla.counted import Counted, Counts
@@ -79,16 +80,17 @@ __all__ = [
     "projection",
     "rates",
     "shard_files",
-    "theory",
     "tree",
     "update",
 ]
 
 
 def __getattr__(name: str) -> Any:
-    """The estimators are loaded with scikit-learn, when they are first asked for."""
-    if name in ("DataWeigher", "HyperCleaner"):
+    """Load the estimators, and scikit-learn with them, when they are first used."""
+    if name not in ("DataWeigher", "HyperCleaner"):
+        raise AttributeError(f"module 'fsla' has no attribute {name!r}")
+    try:
         from fsla import cleaning
-
-        return getattr(cleaning, name)
-    raise AttributeError(f"module 'fsla' has no attribute {name!r}")
+    except ModuleNotFoundError as error:
+        raise ImportError(f"Cannot load fsla.{name}. {install_hint(error)}") from error
+    return getattr(cleaning, name)

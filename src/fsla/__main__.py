@@ -1,3 +1,22 @@
-from fsla.cli import main
+"""The program `fsla`, which says in one line what it needs where the extra `data` is not installed."""
 
-main()
+from __future__ import annotations
+
+import sys
+
+from fsla._extras import install_hint, require
+
+
+def main() -> None:
+    """Run the command line."""
+    try:
+        require("data")
+        from fsla import cli
+    except ModuleNotFoundError as error:
+        print(f"fsla: {install_hint(error)}", file=sys.stderr)
+        sys.exit(2)
+    cli.main()
+
+
+if __name__ == "__main__":
+    main()

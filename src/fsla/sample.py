@@ -66,7 +66,7 @@ class Sample(NamedTuple):
 
         "independent": five draws, as Algorithm 1 has it. "grouped": {ξ1, ξ2, ξ3} and {ξ4, ξ5}, two inner and two outer
         draws, the fewest that leave STORM unbiased. "shared": one draw of each; right for momentum "none" or
-        "average", but under STORM a bias of the order c_β / c_η stays for ever. `fsla.data.cycle(loader)` makes an
+        "average", but under STORM a bias of the order c_β / c_η stays for ever. `fsla.samplers.cycle(loader)` makes an
         endless iterator of a DataLoader.
         """
         inner = _function(inner, "inner")
@@ -115,7 +115,7 @@ def _function(source: Source, name: str) -> Callable[[], Batch]:
         return source
     if isinstance(source, Iterator):
         return source.__next__
-    hint = " Make an endless iterator of it with fsla.data.cycle(...)." if hasattr(source, "__iter__") else ""
+    hint = " Make an endless iterator of it with fsla.samplers.cycle(...)." if hasattr(source, "__iter__") else ""
     raise TypeError(
         f"The {name} source of Sample.draw must be a function without arguments that returns a batch, or an iterator "
         f"of batches. Got {type(source).__name__} instead.{hint}"

@@ -17,10 +17,10 @@ from fsla import Batches, Counted, Numbered, Point, Problem, Sample, algorithms,
 from fsla.adjoints import RandomNeumann
 from fsla.algorithms.around import ByDifferences
 from fsla.checkpoint import load_checkpoint, save_checkpoint
-from fsla.problems import Quadratic
 from fsla.projection import Box
 from fsla.training.engine import make_engine
 from fsla.training.program import CaptureError
+from fsla_reproduction.problems import Quadratic
 from support import F64, network, normal, ridge_logistic
 
 FALLING = fsla.rates.Schedule(0.06, 0.11, 0.13, 0.6, power=(0.5, 0.3, 0.2, 0.1))

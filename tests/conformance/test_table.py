@@ -9,7 +9,7 @@ from rows import PLAIN, ROWS
 
 from fsla import Sample, algorithms
 from fsla.nest import tensors
-from fsla.problems import Quadratic
+from fsla_reproduction.problems import Quadratic
 
 DOCS = Path(__file__).parent.parent.parent / "docs" / "algorithms"
 COLUMNS = {"∂_ω G": ("grad",), "∂_λ G": ("forward",), "∂_ω F": ("d_omega",), "∂_λ F": ("d_lam",), "H v": ("hvp",)}

@@ -8,9 +8,9 @@ import torch
 
 import fsla
 from fsla import Counted, Point, Sample, tree
-from fsla.problems import LeastSquares, Quadratic
-from fsla.theory import decreasing_step, spectral_abscissa
 from fsla.training.engine import make_engine
+from fsla_reproduction.problems import LeastSquares, Quadratic
+from fsla_reproduction.theory import decreasing_step, spectral_abscissa
 from support import normal
 
 DATA = LeastSquares.draw(0)

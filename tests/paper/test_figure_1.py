@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from fsla.experiments.folder import Folder
-from fsla.experiments.synthetic import METHODS, SyntheticSpec, run
-from fsla.experiments.synthetic_summary import markdown, summarise
+from fsla_reproduction.folder import Folder
+from fsla_reproduction.synthetic import METHODS, SyntheticSpec, run
+from fsla_reproduction.synthetic_summary import markdown, summarise
 
 # Median K over 20 seeds from which ‖∇f_K - ∇f‖² / ‖∇f‖² stays under a level, from an independent implementation with
 # another start ω_0 and other random numbers.

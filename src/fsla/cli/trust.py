@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fsla.cli.options import Device
+from fsla.cli.screen import complain, console, interruptible, say, watched
 from fsla.ranks import join
-from fsla.screen import complain, console, interruptible, say, watched
 
 if TYPE_CHECKING:
     from fsla.cleaning.choice import Report

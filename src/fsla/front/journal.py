@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from shutil import get_terminal_size
 from time import monotonic
 from typing import Any, BinaryIO
 
@@ -170,32 +171,34 @@ def _aside(model: nn.Module) -> Iterator[None]:
 
 
 class Bar:
-    """A bar on stderr where that is a terminal; nothing elsewhere. It asks the device for numbers when it is drawn."""
+    """One line on stderr where that is a terminal; nothing elsewhere. Asks the device for numbers when it is drawn."""
 
     def __init__(self, wanted: bool, steps: int, step: int) -> None:
-        self._progress: Any = None
-        if not wanted or step >= steps or not sys.stderr.isatty():
-            return
-        from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-        numbers = TextColumn("{task.fields[numbers]}", markup=False)
-        columns = (TextColumn("fit"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), numbers)
-        self._progress = Progress(*columns, console=Console(stderr=True), auto_refresh=False)
-        self._task = self._progress.add_task("fit", total=steps, completed=step, numbers="")
-        self._last = monotonic()
-        self._progress.start()
+        self._shown = wanted and step < steps and sys.stderr.isatty()
+        self._steps = steps
+        self._first = step
+        self._start = self._last = monotonic()
+        self._numbers = ""
 
     def show(self, step: int, info: Info) -> None:
-        if self._progress is None or monotonic() - self._last < REFRESH_S:
-            return
-        self._last = monotonic()
-        self._progress.update(self._task, completed=step, numbers=numbers(info), refresh=True)
+        """Draw the line anew, unless it was drawn a moment ago."""
+        if self._shown and monotonic() - self._last >= REFRESH_S:
+            self._last = monotonic()
+            self._numbers = numbers(info)
+            self._draw(step)
 
     def close(self, step: int) -> None:
-        if self._progress is not None:
-            self._progress.update(self._task, completed=step, refresh=True)
-            self._progress.stop()
+        """Draw the line for the last time, and end it."""
+        if self._shown:
+            self._draw(step)
+            print(file=sys.stderr)
+
+    def _draw(self, step: int) -> None:
+        seconds = (monotonic() - self._start) / max(step - self._first, 1) * (self._steps - step)
+        left = f"{int(seconds) // 60}:{int(seconds) % 60:02d} left"
+        width = get_terminal_size().columns - 1
+        text = f"fit {step}/{self._steps}  {left}  {self._numbers}"[:width]
+        print(f"\r{text:<{width}}", end="", file=sys.stderr, flush=True)
 
 
 def numbers(info: Info) -> str:

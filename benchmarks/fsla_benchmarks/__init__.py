@@ -1,0 +1,1 @@
+"""Benchmarks: cost of a step, algorithms compared, automatic steps, data quality."""

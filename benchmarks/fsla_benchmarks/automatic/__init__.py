@@ -1,0 +1,1 @@
+"""Automatic steps against the best of a grid."""

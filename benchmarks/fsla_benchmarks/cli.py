@@ -1,0 +1,110 @@
+"""`fsla bench`: what a step costs, automatic steps, data quality."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.text import Text
+
+from fsla.cli.options import EXIT_CODES, Device
+from fsla.cli.screen import console, interruptible, say, watched
+from fsla.files import ensure_writable
+from fsla_reproduction.cli import show_results
+from fsla_reproduction.options import RESUMES, DataDir, Jobs, Out
+
+bench = typer.Typer(no_args_is_help=True, help="Benchmarks, each beside what it is compared with.", epilog=EXIT_CODES)
+
+
+@bench.command()
+@interruptible("nothing was written.")
+def steps(
+    problems: Annotated[
+        str, typer.Option(help="Of 'cnn', 'softmax', 'quadratic', 'transformer', with commas.")
+    ] = "cnn,softmax,quadratic",
+    rounds: Annotated[int, typer.Option(min=1, help="How often each step is timed.")] = 9,
+    device: Device = "auto",
+    threads: Annotated[int, typer.Option(min=1, help="CPU threads.")] = 1,
+    engines: Annotated[
+        str, typer.Option(help="Of 'eager', 'graph', 'compile', with commas; compiling takes minutes.")
+    ] = "eager,graph",
+    scaling: Annotated[
+        str, typer.Option(help="Also vary, on the network: of 'samples', 'parameters', 'K', with commas.")
+    ] = "",
+    peers: Annotated[
+        bool, typer.Option("--peers", help="Also time Betty, higher, TorchOpt, hypertorch and JAX, where installed.")
+    ] = False,
+    tf32: Annotated[
+        bool, typer.Option("--tf32", help="On a GPU, TF32 for matrix products too, as JAX has it.")
+    ] = False,
+    autocast: Annotated[bool, typer.Option("--autocast", help="The transformer under bfloat16 autocast too.")] = False,
+    json_file: Annotated[Path | None, typer.Option("--json", help="Write the rows to this file.")] = None,
+) -> None:
+    """What a hyper-iteration costs on this machine, interleaved in one run with the step that is its unit.
+
+    The unit is an SGD step of the same model, and for the transformer an AdamW step.
+    """
+    import torch
+
+    from fsla.checks import pick_device
+    from fsla_benchmarks import steps as benchmark
+
+    names, chosen, varied = (tuple(x for x in text.split(",") if x) for text in (problems, engines, scaling))
+    asked = benchmark.Asked(names, chosen, varied, rounds, peers, autocast)
+    if json_file is not None:
+        ensure_writable(json_file)  # now, rather than after minutes of measuring
+    torch.set_num_threads(threads)
+    if tf32:
+        torch.set_float32_matmul_precision("high")
+    on = pick_device(device)
+    with console.status("") as status:
+        rows, notes = asked.measured(on, lambda text: status.update(Text(text)))
+    for line in (*benchmark.lines(rows), *notes):
+        say(line)
+    if json_file is not None:
+        benchmark.save(json_file, rows, str(on), notes)
+        say(str(json_file))
+
+
+@bench.command()
+@interruptible(RESUMES)
+def automatic(
+    out: Out,
+    steps: Annotated[int, typer.Option(min=1, help="Steps of each run.")] = 600,
+    jobs: Jobs = None,
+) -> None:
+    """Steps that need no tuning against the best of a grid, on seventeen tasks (half an hour)."""
+    from fsla_benchmarks.automatic.experiment import AutomaticSpec, reproduce
+    from fsla_reproduction.runs import workers
+
+    crew = workers(jobs)
+    with watched("automatic", crew.first) as report:
+        summary = reproduce(out, AutomaticSpec(steps), report, crew)
+    show_results(crew, out, summary, list)
+
+
+@bench.command()
+@interruptible(RESUMES)
+def data(
+    out: Out,
+    scale: Annotated[
+        str, typer.Option(help="'smoke': minutes on a laptop, offline. 'paper': Fashion-MNIST, hours on a GPU.")
+    ] = "smoke",
+    seeds: Annotated[int, typer.Option(min=1, help="Number of runs with other data.")] = 1,
+    kinds: Annotated[str, typer.Option(help="Only of these kinds, with commas: sources, uniform, pair …")] = "",
+    data_dir: DataDir = None,
+    device: Device = "auto",
+    jobs: Jobs = None,
+) -> None:
+    """Which data to trust, measured on data made bad on purpose, against the alternatives."""
+    from fsla_benchmarks.data_quality.experiment import WeightsSpec, reproduce
+    from fsla_benchmarks.data_quality.plot import draw
+    from fsla_reproduction.runs import workers
+
+    spec = WeightsSpec(scale, seeds, tuple(kind.strip() for kind in kinds.split(",") if kind.strip()))
+    crew = workers(jobs)
+    with watched("data", crew.first) as report:
+        on = crew.device(device)
+        rows, summary = reproduce(out, spec, data_dir=data_dir, device=on, report=report, workers=crew)
+    show_results(crew, out, summary, lambda: draw(out, rows))

@@ -1,0 +1,1 @@
+"""The algorithms compared at equal numbers of oracle calls."""

@@ -1,0 +1,133 @@
+"""A problem of the comparison: its losses, its samples, how batches are drawn, and what a λ is worth.
+
+A batch is a tuple of tensors with a row for each sample.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+from fsla.autodiff import Problem
+from fsla.linsolve import largest_eigenvalue
+from fsla.passes import Loss
+from fsla.problem import Point
+from fsla.tree import Tree, flatten, norm, size, sub
+from fsla_benchmarks.compare.exact import f_and_gradient, inner_minimum, least
+
+Batch = tuple[Tensor, ...]
+
+
+class Measured(NamedTuple):
+    """f(λ), and what the model ω_λ does on test samples, where there are any."""
+
+    value: float
+    test_loss: float | None = None
+    accuracy: float | None = None
+
+
+class Scales(NamedTuple):
+    """Sizes at the start: the root mean square of ∇f, the norm of v_λ, and the distance of ω_λ."""
+
+    slope: float
+    adjoint: float
+    reach: float
+
+
+@dataclass(frozen=True, eq=False)
+class Task:
+    """A problem of the comparison: two losses, a start, all samples of both levels, and how many make a batch."""
+
+    name: str
+    title: str
+    inner_loss: Loss
+    outer_loss: Loss
+    start: Point
+    inner: Batch
+    outer: Batch
+    batch: int
+    direct: bool = False
+    """Whether F reads λ itself."""
+    test: Batch | None = None
+    scores: Callable[[Tree, Tree, Batch], Tensor] | None = field(default=None, repr=False)
+    """Class scores of a batch, where there is test data."""
+
+    def oracles(self) -> Problem:
+        return Problem(self.inner_loss, self.outer_loss, direct=self.direct, mode="reverse")
+
+    def measure(self, lam: Tree, omega: Tree) -> Measured:
+        """f(λ) on all samples, with ω_λ solved for from ω or from the start; +inf where it is not a number.
+
+        Costs no oracle calls.
+        """
+        if not all(bool(t.isfinite().all()) for t in (*lam.values(), *omega.values())):
+            return Measured(math.inf)
+        with torch.no_grad():
+            here = float(self.inner_loss(lam, omega, self.inner))
+            first = omega if here <= float(self.inner_loss(lam, self.start.omega, self.inner)) else self.start.omega
+        solved = inner_minimum(self.inner_loss, Point(lam, first), self.inner)
+        with torch.no_grad():
+            value = float(self.outer_loss(lam, solved, self.outer))
+            if not math.isfinite(value):
+                return Measured(math.inf)
+            if self.test is None or self.scores is None:
+                return Measured(value)
+            scores = self.scores(lam, solved, self.test)
+            loss = float(cross_entropy(scores, self.test[1]))
+            return Measured(value, loss, float((scores.argmax(1) == self.test[1]).double().mean()))
+
+    def inner_batch(self, generator: torch.Generator) -> Batch:
+        return _drawn(self.inner, self.batch, generator)
+
+    def outer_batch(self, generator: torch.Generator) -> Batch:
+        return _drawn(self.outer, self.batch, generator)
+
+    @cached_property
+    def inner_batches(self) -> tuple[Batch, ...]:
+        """Fixed batches that divide the inner samples, for methods that keep a table with an entry for each."""
+        return _divided(self.inner, self.batch)
+
+    @cached_property
+    def outer_batches(self) -> tuple[Batch, ...]:
+        return _divided(self.outer, self.batch)
+
+    @cached_property
+    def curvature(self) -> float:
+        """L, the largest eigenvalue of ∂²G/∂ω² at the start, on all samples."""
+        return largest_eigenvalue(self.oracles().inner_at(self.start, self.inner).linearised().hvp, self.start.omega)
+
+    @cached_property
+    def scales(self) -> Scales:
+        found = f_and_gradient(self.oracles(), self.inner_loss, self.start, self.inner, self.outer)
+        slope = float(flatten(found.gradient).square().mean().sqrt())
+        return Scales(slope, float(norm(found.v)), float(norm(sub(found.omega, self.start.omega))))
+
+    def least(self, iterations: int) -> tuple[float, float]:
+        """f at the start, and the least f that so many iterations of L-BFGS on ∇f find."""
+        return least(self.oracles(), self.inner_loss, self.start, self.inner, self.outer, iterations)
+
+    @property
+    def n(self) -> int:
+        return size(self.start.omega)
+
+    @property
+    def p(self) -> int:
+        return size(self.start.lam)
+
+
+def _drawn(data: Batch, count: int, generator: torch.Generator) -> Batch:
+    rows = torch.randint(len(data[0]), (count,), generator=generator)
+    return tuple(t[rows] for t in data)
+
+
+def _divided(data: Batch, count: int) -> tuple[Batch, ...]:
+    whole = len(data[0]) // count * count  # batches of one size, so that each weighs the same
+    order = torch.randperm(len(data[0]), generator=torch.Generator().manual_seed(0))[:whole]
+    return tuple(tuple(t[rows] for t in data) for rows in order.reshape(-1, count))

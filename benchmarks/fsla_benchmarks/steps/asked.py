@@ -1,0 +1,45 @@
+"""What is asked of the benchmark, checked before anything is measured."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from fsla.checks import pick
+from fsla_benchmarks.steps.cases import PROBLEMS
+from fsla_benchmarks.steps.race import Report, Row
+from fsla_benchmarks.steps.table import SCALINGS, measure, scaling
+from fsla_benchmarks.steps.transformer import measure_transformer
+
+ENGINES = ("eager", "graph", "compile")
+_CHOICES = {"problems": (*PROBLEMS, "transformer"), "engines": ENGINES, "scalings": tuple(SCALINGS)}
+
+
+@dataclass(frozen=True)
+class Asked:
+    """Which problems, under which engines, what is varied, and how often each step is timed."""
+
+    problems: tuple[str, ...]
+    engines: tuple[str, ...]
+    scalings: tuple[str, ...] = ()
+    rounds: int = 9
+    peers: bool = False
+    autocast: bool = False
+
+    def __post_init__(self) -> None:
+        for field, choices in _CHOICES.items():
+            for name in getattr(self, field):
+                pick(name, dict.fromkeys(choices), field[:-1])
+
+    def measured(self, device: torch.device, report: Report) -> tuple[list[Row], list[str]]:
+        """The rows, and a line for whatever could not be measured, with the reason."""
+        small = tuple(name for name in self.problems if name != "transformer")
+        rows, notes = measure(small, self.rounds, device, report, engines=self.engines, with_peers=self.peers)
+        if "transformer" in self.problems:
+            own, said = measure_transformer(self.rounds, device, report, engines=self.engines, autocast=self.autocast)
+            rows += own
+            notes += said
+        for name in self.scalings:
+            rows += scaling(name, self.rounds, device, report)
+        return rows, notes

@@ -1,0 +1,164 @@
+"""What a step costs by the number of weights, with rows that wait and with a sweep over all of them.
+
+    python -m fsla_benchmarks.steps.rows 10000 1000000 100000000
+    torchrun --nproc-per-node 2 -m fsla_benchmarks.steps.rows 10000 100000000
+
+A small classifier (64 features, 10 classes, float32) with a weight for each of N samples, FSLA with STORM on batches of
+64. The features are a table of 4096 rows that samples share, so that N weights need no memory but their own.
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from fsla import algorithms, rates
+from fsla.lazy import LazyRows
+from fsla.problem import Oracles, Point
+from fsla.reduced import Reduced
+from fsla.sample import Sample
+from fsla.shards import Shard, ShardSampler
+from fsla.solver import Solver
+from fsla.tree import Tree
+from fsla.weighted import WeightedProblem
+
+KINDS = 4096
+BATCH = 64
+SWEPT = 10**7
+"""The most weights for which a step that sweeps over all of them is timed too."""
+
+
+class Cost(NamedTuple):
+    """The median milliseconds of a step over all rounds, the median ratio to the step with the fewest weights of the
+    same round, and the bytes that each weight takes on its rank."""
+
+    n: int
+    ms: float
+    ratio: float
+    bytes: float
+    swept_ms: float | None
+
+
+def problem() -> tuple[WeightedProblem, Tree]:
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(KINDS, 64, generator=generator)
+    y = torch.randint(10, (KINDS,), generator=generator)
+
+    def each(omega: Tree, index: Tensor) -> Tensor:
+        kind = index % KINDS
+        return nn.functional.cross_entropy(x[kind] @ omega["w"], y[kind], reduction="none")
+
+    def outer(lam: Tree, omega: Tree, index: Tensor) -> Tensor:
+        return each(omega, index).mean()
+
+    found = WeightedProblem(
+        each,
+        lambda rows, index: rows["weight"].sigmoid(),
+        outer,
+        regulariser=lambda omega: 0.01 * omega["w"].square().sum(),
+        rows=lambda index: index,
+        direct=False,
+    )
+    return found, {"w": torch.zeros(64, 10)}
+
+
+def measured(counts: list[int], rounds: int = 60, turn: int = 10) -> list[Cost]:
+    """Times steps for each number of weights, interleaved; on several ranks where there is a process group."""
+    lazy = {n: _lazy(n) for n in counts}
+    swept = {n: _swept(n) for n in counts if n <= SWEPT and not dist.is_initialized()}
+    seconds: dict[tuple[str, int], list[float]] = {}
+    for _ in range(rounds):
+        for n, (_, step) in lazy.items():
+            seconds.setdefault(("lazy", n), []).append(_timed(step, turn))
+        for n, step in swept.items():
+            seconds.setdefault(("swept", n), []).append(_timed(step, max(1, turn * 10**5 // n)))
+    costs = []
+    for n, (run, _) in lazy.items():
+        table = run.table
+        held = [*table.lam.values(), *table.d.values(), table.last]
+        size = sum(t.numel() * t.element_size() for t in held) / len(table)
+        ms = {name: 1e3 * statistics.median(found) for (name, m), found in seconds.items() if m == n}
+        pairs = zip(seconds["lazy", n], seconds["lazy", min(counts)], strict=True)
+        ratio = statistics.median(own / unit for own, unit in pairs)
+        costs.append(Cost(n, ms["lazy"], ratio, size, ms.get("swept")))
+    return costs
+
+
+def _timed(step: Callable[[], None], count: int) -> float:
+    begun = time.perf_counter()
+    for _ in range(count):
+        step()
+    return (time.perf_counter() - begun) / count
+
+
+def _algorithm() -> Solver:
+    return algorithms.fsla(rates.Schedule(100.0, 0.2, 0.2, 0.9, power=0.5))
+
+
+def _lazy(n: int) -> tuple[LazyRows, Callable[[], None]]:
+    shard = Shard.own(n)
+    inner = ShardSampler(shard, BATCH, seed=0)
+    outer = ShardSampler(Shard(KINDS, shard.rank, shard.world), BATCH, seed=1)
+    own, omega = problem()
+
+    def around(each: WeightedProblem) -> Oracles:
+        return Reduced(each) if dist.is_initialized() else each
+
+    def draw() -> Sample:
+        if dist.is_initialized():
+            return Sample.draw("grouped", inner, outer)
+        return Sample.draw("grouped", inner.index, outer.index)
+
+    lam = {"weight": torch.zeros(1).expand(shard.size)}
+    run = LazyRows(_algorithm(), own, Point(lam, omega), draw(), shard=shard, around=around)
+    for t in (*run.table.lam.values(), *run.table.d.values(), run.table.last):
+        t.add_(0)  # or a row's first visit would wait for the system to give its page
+    return run, lambda: _discard(run.step(draw()))
+
+
+def _swept(n: int) -> Callable[[], None]:
+    own, omega = problem()
+    algorithm = _algorithm()
+    shard = Shard(n)
+    inner = ShardSampler(shard, BATCH, seed=0)
+    outer = ShardSampler(Shard(KINDS), BATCH, seed=1)
+
+    def draw() -> Sample:
+        return Sample.draw("grouped", inner.index, outer.index)
+
+    held = [algorithm.init(own, Point({"weight": torch.zeros(n)}, omega), draw())]
+
+    def step() -> None:
+        held[0] = algorithm.step(own, held[0], draw())
+
+    return step
+
+
+def _discard(found: object) -> None:
+    """A step is taken for what it does."""
+
+
+def main(counts: list[int]) -> None:
+    torch.set_num_threads(1)
+    together = dist.is_torchelastic_launched()
+    if together:
+        dist.init_process_group("gloo")
+    costs = measured(counts)
+    if not together or dist.get_rank() == 0:
+        print(f"{'weights':>12}  {'ms a step':>9}  {'ratio':>5}  {'bytes a weight':>14}  {'ms a step that sweeps':>21}")
+        for cost in costs:
+            swept = "" if cost.swept_ms is None else f"{cost.swept_ms:.2f}"
+            print(f"{cost.n:>12}  {cost.ms:>9.2f}  {cost.ratio:>5.2f}  {cost.bytes:>14.1f}  {swept:>21}")
+    if together:
+        dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main([int(n) for n in sys.argv[1:]] or [10**4, 10**6])

@@ -1,0 +1,208 @@
+"""Section 6.1, Figure 1: the error of the hypergradient at a fixed λ, against K.
+
+For each seed:
+
+    estimators   FSLA, NS, BP and CG after K inner steps, for K = 1 … K_max, and the Hessian-vector products asked for
+    sequences    NS with K terms at the states ω_λ + ω̃ K^-a: the error follows the rate of the states
+    divergence   NS with steps on both sides of 2/L
+
+and for the first seed `timing`: the estimators by automatic differentiation over all rows, with a clock.
+
+A hypergradient at K costs NS, BP and CG about K products, and they keep nothing for the next; FSLA needs one product
+more for the next. So each record has two prices: `_one` of this estimate alone, `_every` of an estimate at each k ≤ K,
+which is what an outer loop asks for.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+
+from fsla import algorithms
+from fsla.checks import whole_number
+from fsla.counted import Counted
+from fsla.estimators import ConjugateGradient, Estimator, Implicit, Neumann, Unrolled
+from fsla.evaluate import DivergenceWarning, hypergradient
+from fsla.inner import Descent
+from fsla.problem import Oracles, Point
+from fsla.rates import constant
+from fsla.sample import Sample
+from fsla.tree import Leaves, dense, norm, sub
+from fsla_reproduction.folder import Folder, Record
+from fsla_reproduction.job import Job, Tell, quiet
+from fsla_reproduction.problems import Quadratic, Synthetic
+from fsla_reproduction.runs import HERE, Report, Workers, unseen
+
+METHODS = ("NS", "BP", "CG", "FSLA", "FSLA (v at new ω)")
+FULL = Sample.full(None, None)
+
+
+@dataclass(frozen=True)
+class SyntheticSpec:
+    """Settings of the experiment; the defaults are the paper's, where it gives them."""
+
+    seeds: int = 20
+    K_max: int = 400
+    K_timed: int = 200
+    K_sequence: int = 10_000
+    exponents: tuple[float, ...] = (2.0, 1.0, 0.5, 0.25)
+    step: float = 2e-5
+    diverging_steps: tuple[float, ...] = (7e-5, 8e-5, 1e-4)
+    low: float = 0.0
+    high: float = 1.0
+
+    def __post_init__(self) -> None:
+        for name in ("seeds", "K_max", "K_timed", "K_sequence"):
+            whole_number(getattr(self, name), name, "SyntheticSpec")
+
+    def runs(self) -> Iterator[Job]:
+        """Yields the runs."""
+
+        def job(name: str, work: Callable[..., list[Record]], seed: int, alone: bool = False) -> Job:
+            return Job(name, name, partial(work, self, seed), alone=alone)
+
+        for seed in range(self.seeds):
+            yield job(f"estimators-{seed:03d}", _estimators, seed)
+            yield job(f"sequences-{seed:03d}", _sequences, seed)
+            yield job(f"divergence-{seed:03d}", _divergence, seed)
+        yield job("timing", _timing, 0, alone=True)
+
+
+def run(spec: SyntheticSpec, folder: Folder, report: Report = unseen, workers: Workers = HERE) -> list[Record]:
+    """Does the runs that the folder lacks; returns the records of all."""
+    runs = list(spec.runs())
+    workers.do(folder, runs, report)
+    return folder.gather([job.name for job in runs])
+
+
+class _Meter:
+    """Squared error against the exact ∇f, absolute and relative to ‖∇f‖²."""
+
+    def __init__(self, data: Synthetic, quadratic: Quadratic) -> None:
+        self.exact = quadratic.gradient(data.lam)
+        self.scale = float(self.exact.square().sum())
+
+    def __call__(self, h: Leaves) -> dict[str, float]:
+        error = float((dense(h)["lam"] - self.exact).square().sum())
+        return {"error": error, "relative_error": error / self.scale}
+
+
+def _estimators(spec: SyntheticSpec, seed: int, tell: Tell = quiet) -> list[Record]:
+    data = Synthetic.draw(seed, low=spec.low, high=spec.high)
+    quadratic = data.quadratic()
+    return _curves(spec, seed, data, quadratic, spec.K_max, "estimators", _Meter(data, quadratic))
+
+
+def _timing(spec: SyntheticSpec, seed: int, tell: Tell = quiet) -> list[Record]:
+    data = Synthetic.draw(seed, low=spec.low, high=spec.high)
+    meter = _Meter(data, data.quadratic())
+    _curves(spec, seed, data, data.losses(), 10, "warm-up", meter)
+    return _curves(spec, seed, data, data.losses(), min(spec.K_timed, spec.K_max), "timing", meter)
+
+
+def _curves(
+    spec: SyntheticSpec, seed: int, data: Synthetic, problem: Oracles, K_max: int, run: str, meter: _Meter
+) -> list[Record]:
+    """The error of each method for K = 1 … K_max, with products and seconds."""
+    records: list[Record] = []
+    walk = _Clock()
+    step = Descent(trail=True)
+    path: list[Point] = [data.at]
+    for _ in range(K_max):
+        with walk:  # NS, BP and CG share the inner descent: one more step of it for each K
+            there, _ = step.run(problem, path[-1], None, FULL, spec.step)
+        path.append(Point(there.lam, there.omega, path[-1].trail + there.trail))
+
+    series: list[Leaves] = []  # the values of NS, to compare BP's with
+    for name in METHODS[:3]:
+        clock = _Clock()
+        counted = Counted(problem)
+        for K in range(1, K_max + 1):
+            before = counted.calls.hvp
+            spent = clock.seconds
+            with clock:
+                h = _estimator(name, K, spec.step).gradient(counted, path[K], None, FULL)
+            if name == "NS":
+                series.append(h)
+            apart = norm(sub(h, series[K - 1])) / norm(series[K - 1])
+            records.append(
+                {"run": run, "seed": seed, "method": name, "K": K, **meter(h), "apart_from_ns": float(apart)}
+                | {"hvp_one": counted.calls.hvp - before, "hvp_every": counted.calls.hvp}
+                | {"s_one": walk.marks[K - 1] + clock.seconds - spent, "s_every": walk.marks[K - 1] + clock.seconds}
+            )
+    rates = constant(alpha=0.0, tau=spec.step, beta=spec.step)  # λ stays where it is
+    variants = {
+        "FSLA": algorithms.fsla(rates, v_at="old", momentum="none"),
+        "FSLA (v at new ω)": algorithms.fsla(rates, v_at="new", momentum="none"),
+    }
+    for name, solver in variants.items():
+        clock = _Clock()
+        counted = Counted(problem)
+        state = solver.init(problem, data.at, FULL)
+        for K in range(1, K_max + 1):
+            with clock:
+                state = solver.step(counted, state, FULL)
+            hvp = {"hvp_one": counted.calls.hvp, "hvp_every": counted.calls.hvp}
+            seconds = {"s_one": clock.seconds, "s_every": clock.seconds}
+            records.append({"run": run, "seed": seed, "method": name, "K": K, **meter(state.d), **hvp, **seconds})
+    return records
+
+
+def _estimator(name: str, K: int, beta: float) -> Estimator:
+    if name == "BP":
+        return Unrolled()
+    return Implicit(Neumann(K, beta) if name == "NS" else ConjugateGradient(K, stop_early=True))
+
+
+class _Clock:
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self.marks: list[float] = []
+        self._start = 0.0
+
+    def __enter__(self) -> None:
+        self._start = time.perf_counter()
+
+    def __exit__(self, *error: object) -> None:
+        self.seconds += time.perf_counter() - self._start
+        self.marks.append(self.seconds)
+
+
+def _sequences(spec: SyntheticSpec, seed: int, tell: Tell = quiet) -> list[Record]:
+    data = Synthetic.draw(seed, low=spec.low, high=spec.high)
+    quadratic = data.quadratic()
+    meter = _Meter(data, quadratic)
+    minimum = quadratic.omega_of(data.lam)
+    offset = torch.rand(len(minimum), generator=torch.Generator().manual_seed(seed + 10**6), dtype=torch.float64)
+    grid = sorted({round(10 ** (i / 8)) for i in range(8 * math.ceil(math.log10(spec.K_sequence)) + 1)})
+    records = []
+    for a in spec.exponents:
+        for K in (k for k in grid if k <= spec.K_sequence):
+            at = quadratic.point(data.lam, minimum + offset * K**-a)
+            h = Implicit(Neumann(K, spec.step)).gradient(quadratic, at, None, FULL)
+            records.append({"run": "sequences", "seed": seed, "exponent": a, "K": K, **meter(h)})
+    return records
+
+
+def _divergence(spec: SyntheticSpec, seed: int, tell: Tell = quiet) -> list[Record]:
+    data = Synthetic.draw(seed, low=spec.low, high=spec.high)
+    quadratic = data.quadratic()
+    at = quadratic.point(data.lam, quadratic.omega_of(data.lam))
+    limit = 2 / float(torch.linalg.eigvalsh(quadratic.H)[-1])
+    meter = _Meter(data, quadratic)
+    records = []
+    for beta in spec.diverging_steps:
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always", DivergenceWarning)
+            h = hypergradient(quadratic, at, None, None, "neumann", steps=200, beta=beta)
+        records.append(
+            {"run": "divergence", "seed": seed, "beta": beta, "two_over_L": limit, "K": 200, **meter(h.value)}
+            | {"status": "diverged" if said else "converging"}
+        )
+    return records

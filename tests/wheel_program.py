@@ -1,0 +1,68 @@
+"""Tries a built wheel in an environment of its own: `python tests/wheel_program.py WHEEL FOLDER CONSTRAINTS`.
+
+Makes an empty environment in FOLDER, installs the wheel with its hard dependencies and takes a step; then, with the
+extra `data`, cleans the demonstration's data. Exits with 1 at the first thing that is not as a user expects it.
+"""
+
+import subprocess
+import sys
+import venv
+from pathlib import Path
+
+STEP = """
+import importlib.metadata
+import torch
+from torch import nn
+import fsla
+
+assert "site-packages" in fsla.__file__, fsla.__file__
+here = {d.metadata["Name"].lower() for d in importlib.metadata.distributions()}
+assert {"fsla", "torch", "numpy", "safetensors"} <= here, here
+assert not here & {"pandas", "scikit-learn", "scipy", "typer", "rich", "matplotlib", "joblib", "pillow"}, here
+torch.manual_seed(0)
+model, weights = nn.Linear(3, 2), fsla.GroupWeights(2)
+x, y = torch.randn(32, 3), torch.arange(32) % 2
+
+def loss(model, weights, batch):
+    return nn.functional.cross_entropy(model(x), y, reduction="none")
+
+def inner(model, weights, batch):
+    return (weights(y) * loss(model, weights, batch)).mean() + 0.1 * model.weight.square().sum()
+
+opt = fsla.FSLA(model, weights, inner_loss=inner, outer_loss=lambda *a: loss(*a).mean())
+print("one step:", float(opt.step(None, None).inner_loss))
+history = fsla.fit(opt, [None], [None], steps=5, folder="run")
+print("fit:", history.records[-1]["step"], "steps")
+"""
+
+
+def run(*command: object, folder: Path, code: int = 0) -> str:
+    """Run a command in the folder; raise unless it exits with this code."""
+    done = subprocess.run([str(part) for part in command], cwd=folder, capture_output=True, text=True)
+    if done.returncode != code:
+        sys.exit(f"{command} exited with {done.returncode}, not {code}:\n{done.stdout}{done.stderr}")
+    return done.stdout + done.stderr
+
+
+def main(wheel: Path, folder: Path, constraints: Path) -> None:
+    """Install, try, install the extra, try again."""
+    venv.create(folder / "env", clear=True, with_pip=True)
+    python, fsla = folder / "env/bin/python", folder / "env/bin/fsla"
+    install = (python, "-m", "pip", "install", "--quiet", "--constraint", constraints)
+    run(*install, wheel, folder=folder)
+    print(run(python, "-c", STEP, folder=folder), end="")
+    message = run(fsla, "clean", "--demo", folder=folder, code=2)
+    if len(message.splitlines()) != 1 or "pip install 'fsla[data]'" not in message:
+        sys.exit(f"Without the extra, fsla clean says:\n{message}")
+    print(message, end="")
+    run(*install, f"{wheel}[data]", folder=folder)
+    message = run(fsla, "reproduce", "synthetic", folder=folder, code=2)
+    if "It comes with the repository" not in message:
+        sys.exit(f"Without the repository, fsla reproduce says:\n{message}")
+    print(run(fsla, "clean", "--demo", "--out", "demo", folder=folder), end="")
+    if not (folder / "demo" / "report.html").is_file():
+        sys.exit("fsla clean --demo has written no report.html.")
+
+
+if __name__ == "__main__":
+    main(*(Path(argument).resolve() for argument in sys.argv[1:]))
