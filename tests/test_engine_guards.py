@@ -418,15 +418,16 @@ def test_a_converged_run_is_not_taken_for_a_wrong_one():
 
 @pytest.mark.parametrize("dtype", [torch.float32, F64])
 def test_what_is_left_of_terms_that_cancel_is_compared_with_rounding(dtype, monkeypatch):
-    a = normal(50, 3, seed=4).to(dtype)
-    start = fsla.State(0, Point({"l": a[0]}, {"w": a[1]}), None, None, {"l": torch.zeros(1, dtype=dtype)})
+    """Each term is rounded to the grid of another number, in the same way on every processor."""
+    w, factors = normal(2, 8, seed=4).to(dtype)
+    start = fsla.State(0, Point({"l": w}, {"w": w}), None, None, {"l": torch.zeros(1, dtype=dtype)})
 
-    def step(state, left=lambda w: (a @ w).sum(), extra=0.0):
-        gap = left(state.at.omega["w"]) - (a.sum(0) * state.at.omega["w"]).sum() + extra
+    def step(state, left=lambda w: (w + 16.3) - 16.3, extra=0.0):
+        gap = factors @ (left(state.at.omega["w"]) - state.at.omega["w"]) + extra
         return state._replace(d={"l": gap.reshape(1)})
 
     def otherwise(w):
-        return (a.flip(0) * w).flip(1).sum(1).sum()
+        return (w + 19.7) - 19.7
 
     expected, found = step(start), step(start, otherwise)
     assert 0 < float((expected.d["l"] - found.d["l"]).abs()) < 1e3 * torch.finfo(dtype).eps

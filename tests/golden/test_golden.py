@@ -8,7 +8,7 @@ from safetensors.torch import load_file
 
 GOLDEN = load_file(trajectories.FILE)
 TOLERANCE = {"exact": 1e-11, "difference": 1e-6}
-"""Relative. A difference divides the rounding of two gradients by its step."""
+"""Relative. A difference divides the rounding of two gradients by its step, and rounding depends on the processor."""
 
 
 def compare(prefix, run, tolerance):
@@ -31,7 +31,7 @@ def test_golden_file_covers_every_algorithm():
 def test_functional_run_matches_recorded_trajectory(name, products):
     """Eight steps on changing batches pin the order of a step, its products and its memories."""
     run = trajectories.run_functional(name, products)
-    compare(f"function/{name}/{products}/", run, TOLERANCE[products])
+    compare(f"function/{name}/{products}/", run, TOLERANCE[products if ROWS[name].exact else "difference"])
 
 
 @pytest.mark.parametrize("products", trajectories.PRODUCTS)
