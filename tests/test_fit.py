@@ -575,7 +575,7 @@ def test_a_full_disk_leaves_what_was_there(tmp_path, monkeypatch):
     calls = itertools.count()
 
     def full(file):
-        if next(calls) >= 5:  # records and checkpoint, twice, then the third records
+        if next(calls) >= 7:  # records, checkpoint and folder, twice, then the third records
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         real(file)
 
