@@ -15,9 +15,12 @@ from fsla import files
 from fsla.files import (
     FileError,
     ensure_writable,
+    mend_folder,
     open_regular,
     publish_file,
+    publish_folder,
     remove_orphans,
+    temporary_folder,
     write_bytes,
     write_text,
 )
@@ -213,3 +216,161 @@ def test_open_regular_notices_what_was_planted_after_the_look(tmp_path, monkeypa
     with pytest.raises(FileError, match="not a regular file"):
         open_regular(tmp_path / "x", os.O_RDWR | os.O_CREAT)
     assert names(tmp_path) == ["victim", "x"]
+
+
+# ------------------------------------------------------------------------------------------------------------- folders
+
+FILES = {"a", "b"}
+
+
+def filled(folder, text):
+    for name in FILES:
+        (folder / name).write_text(text)
+
+
+def text_of(folder):
+    """The text that all files of a folder have."""
+    assert set(names(folder)) == FILES
+    (text,) = {p.read_text() for p in folder.iterdir()}
+    return text
+
+
+@pytest.fixture(params=["swapped at once", "renamed twice"])
+def way(request, monkeypatch):
+    """How folders change places: as the file system can, and as on one that cannot exchange names."""
+    if request.param == "renamed twice":
+        monkeypatch.setattr(files, "_exchanged", lambda a, b: False)
+    return request.param
+
+
+@pytest.mark.parametrize("before", ["none", "empty", "old"])
+def test_publish_folder_replaces_what_is_listed(tmp_path, way, before):
+    target = tmp_path / "out"
+    if before != "none":
+        target.mkdir()
+    if before == "old":
+        filled(target, "old")
+    with temporary_folder(target, FILES) as made:
+        filled(made, "new")
+        publish_folder(made, target, lambda folder: FILES)
+    assert text_of(target) == "new"
+    assert names(tmp_path) == ["out"]
+
+
+@pytest.mark.parametrize("at", ["before", "at the last moment"])
+@pytest.mark.parametrize("kind", ["file", "folder", "link", "file in place"])
+def test_publish_folder_loses_nothing_where_files_have_appeared(tmp_path, monkeypatch, way, at, kind):
+    """A file may be put into the folder while the training runs, and up to the swap."""
+    target = tmp_path / "out"
+    target.mkdir()
+    filled(target, "old")
+    (tmp_path / "elsewhere").write_text("precious")
+
+    def come():
+        if kind == "file":
+            (target / "thesis").write_text("precious")
+        elif kind == "folder":
+            (target / "thesis").mkdir()
+            (target / "thesis" / "a").write_text("precious")
+        elif kind == "link":
+            (target / "a").unlink()
+            (target / "a").symlink_to(tmp_path / "elsewhere")
+        else:
+            (target / "a").unlink()
+            (target / "a").mkdir()
+
+    if at == "before":
+        come()
+    else:
+        real = files._swap
+        swaps = iter([come])
+        monkeypatch.setattr(files, "_swap", lambda a, b: (next(swaps, lambda: None)(), real(a, b)))
+    with temporary_folder(target, FILES) as made:
+        filled(made, "new")
+        with pytest.raises(FileError) as caught:
+            publish_folder(made, target, lambda folder: FILES)
+    (kept,) = (p for p in tmp_path.iterdir() if p.name.startswith("out-"))
+    assert text_of(kept) == "new"
+    name = "thesis" if kind in ("file", "folder") else "a"
+    assert str(caught.value) == (
+        f"Cannot replace {target}: fsla did not write {name}. The folder is as it was, and the new results are in "
+        f"{kept}."
+    )
+    assert (target / "b").read_text() == "old"
+    assert (target / name).is_symlink() if kind == "link" else (target / name).exists()
+    assert kind != "folder" or (target / "thesis" / "a").read_text() == "precious"
+    assert (tmp_path / "elsewhere").read_text() == "precious"
+    assert names(tmp_path) == sorted(["elsewhere", "out", kept.name])
+
+
+KILLED = """
+import importlib.util, os, sys
+from pathlib import Path
+spec = importlib.util.spec_from_file_location("files", sys.argv[1])
+files = importlib.util.module_from_spec(spec)
+sys.modules["files"] = files
+spec.loader.exec_module(files)
+target, left, names = Path(sys.argv[2]), int(sys.argv[4]), {"a", "b"}
+exchanged = files._exchanged if sys.argv[3] == "swapped at once" else lambda a, b: False
+
+def reached(event, *_):
+    global left
+    if event in ("os.rename", "os.remove", "os.rmdir", "os.mkdir", "open", "swap"):
+        left -= 1
+        if left < 0:
+            os._exit(9)
+
+def swap(a, b):
+    reached("swap")
+    done = exchanged(a, b)
+    reached("swap")
+    return done
+
+files._exchanged = swap
+files._host()
+sys.addaudithook(reached)
+with files.temporary_folder(target, names) as made:
+    for name in names:
+        files.write_text(made / name, "new")
+    files.publish_folder(made, target, lambda folder: names)
+"""
+
+
+def test_a_process_killed_at_any_change_leaves_the_old_or_the_new_folder(tmp_path, way):
+    """The process ends before each of its changes in turn; the next run removes what was left."""
+    target = tmp_path / "out"
+    target.mkdir()
+    filled(target, "old")
+    seen = []
+    for moment in range(200):
+        done = subprocess.run([sys.executable, "-S", "-c", KILLED, files.__file__, target, way, str(moment)])
+        if way == "swapped at once":
+            assert text_of(target) in ("old", "new")
+        mend_folder(target, FILES)
+        assert names(tmp_path) == ["out"], moment
+        seen.append(text_of(target))
+        if done.returncode == 0:
+            break
+        assert done.returncode == 9
+        filled(target, "old")
+    assert len(seen) > 15
+    assert set(seen[:-1]) == {"old", "new"}
+    assert seen[-1] == "new"
+
+
+def test_mend_folder_leaves_what_may_be_of_others(tmp_path, dead):
+    """A name with a dead process's number may hold a user's file, be another host's, or lead elsewhere."""
+    (tmp_path / "elsewhere").mkdir()
+    filled(tmp_path / "elsewhere", "precious")
+    mine, other, host = temporary(dead, "out"), temporary(dead, "out2"), temporary(dead, "out", host="0123abcd")
+    for name in (mine, other, host):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "thesis").write_text("precious")
+        (tmp_path / name / "a").write_text("half")
+    link = temporary(9_999_999_999, "out")
+    (tmp_path / link).symlink_to(tmp_path / "elsewhere")
+    mend_folder(tmp_path / "out", FILES)
+    assert names(tmp_path) == sorted([mine, other, host, link, "elsewhere"])
+    assert names(tmp_path / mine) == ["thesis"]
+    assert names(tmp_path / other) == names(tmp_path / host) == ["a", "thesis"]
+    assert text_of(tmp_path / "elsewhere") == "precious"

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import hashlib
 import os
 import re
 import socket
 import stat
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
@@ -114,6 +116,114 @@ def remove_orphans(folder: Path) -> None:
 def is_temporary(path: Path) -> bool:
     """Return whether a path is named as a temporary file of fsla."""
     return bool(_TEMPORARY.fullmatch(path.name))
+
+
+@contextmanager
+def temporary_folder(target: Path, names: Collection[str]) -> Iterator[Path]:
+    """Make a folder beside `target`, to be filled and published; its files with these names are removed at the end."""
+    made = _temporary(target)
+    made.mkdir()
+    try:
+        yield made
+    finally:
+        _clear(made, names)
+
+
+def publish_folder(made: Path, target: Path, listed: Callable[[Path], Collection[str]]) -> None:
+    """Put a folder of `temporary_folder` in the place of `target`, which then has the temporary name.
+
+    Linux swaps the two names in one system call, so that the old folder or the new one is always there. Without that
+    call (other systems, NFS) the old folder has a name aside between two renames: a process that is killed then leaves
+    it there, and `mend_folder` puts it back.
+
+    Args:
+        made: the new folder, written to its end.
+        target: its place.
+        listed: returns the names of the files in an old folder that may be removed.
+
+    Raises:
+        FileError: if `target` holds anything else. It stays, and the new folder gets a name of its own.
+    """
+    for path in (*made.iterdir(), made):
+        _sync(path)
+    if not os.path.lexists(target):
+        made.rename(target)
+        _sync(target.parent)
+        return
+    found = foreign(target, listed(target))
+    if not found:
+        _swap(made, target)
+        _sync(target.parent)
+        found = foreign(made, listed(made))  # since a file may have come between the look and the swap
+        if not found:
+            return
+        _swap(made, target)
+    kept = target.with_name(f"{target.name}-{os.urandom(4).hex()}")
+    made.rename(kept)
+    raise FileError(
+        f"Cannot replace {target}: fsla did not write {some(found)}. The folder is as it was, and the new results are "
+        f"in {kept}."
+    )
+
+
+def foreign(folder: Path, names: Collection[str]) -> list[str]:
+    """Return the names in a folder that are not among these, or are no regular files."""
+    if not stat.S_ISDIR(os.lstat(folder).st_mode):
+        return [folder.name]
+    with os.scandir(folder) as entries:
+        return sorted(e.name for e in entries if e.name not in names or not e.is_file(follow_symlinks=False))
+
+
+def mend_folder(target: Path, names: Collection[str]) -> None:
+    """Remove what dead processes of this host left while they wrote `target`, or put its old folder back.
+
+    Only files with these names are removed. The caller holds the lock of `target`.
+    """
+    for path in target.parent.iterdir():
+        if not _is_orphan(path) or not path.name.startswith(_start(target)) or path.is_symlink() or not path.is_dir():
+            continue
+        if path.suffix == ".old" and not os.path.lexists(target):
+            path.rename(target)
+            continue
+        remove_orphans(path)
+        with suppress(OSError):  # something else is in it
+            _clear(path, names)
+
+
+def some(names: list[str]) -> str:
+    """Return the first names as text, and how many more there are."""
+    return ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
+
+
+def _clear(folder: Path, names: Collection[str]) -> None:
+    """Remove the files with these names, and the folder, which must be empty then."""
+    with suppress(FileNotFoundError):
+        for name in names:
+            (folder / name).unlink(missing_ok=True)
+        folder.rmdir()
+
+
+def _swap(a: Path, b: Path) -> None:
+    """Exchange the names of two folders."""
+    if _exchanged(a, b):
+        return
+    aside = _temporary(b, "old")
+    b.rename(aside)
+    try:
+        a.rename(b)
+    except BaseException:
+        aside.rename(b)
+        raise
+    aside.rename(a)
+
+
+def _exchanged(a: Path, b: Path) -> bool:
+    """Exchange two names in one system call, and return whether the system could."""
+    if sys.platform != "linux":
+        return False
+    rename = getattr(ctypes.CDLL(None), "renameat2", None)
+    at_cwd, exchange = -100, 2
+    return rename is not None and rename(at_cwd, os.fsencode(a), at_cwd, os.fsencode(b), exchange) == 0
 
 
 def _replace(target: Path, content: bytes) -> None:
