@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import fsla
-from fsla import checkpoint
+from fsla import checkpoint, files
 from fsla.checkpoint import CheckpointError, load_checkpoint, save_checkpoint
 from fsla.solver import State
 
@@ -215,10 +215,33 @@ def test_a_full_disk_leaves_the_previous_checkpoint(tmp_path, monkeypatch):
 def test_temporary_files_of_dead_processes_are_removed(tmp_path):
     child = subprocess.run([sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, check=True)
     dead = int(child.stdout)
-    kept = {f".x.{os.getpid()}.tmp", ".x.tmp", "x.tmp", f"x.{dead}.tmp", f".x.{dead}.txt", ".x.0.tmp"}
-    for use in (lambda: save_checkpoint(tmp_path / "x", 1), lambda: load_checkpoint(tmp_path / "x")):
-        for name in (*kept, f".x.{dead}.tmp", f".y.part.{dead}.tmp", ".x.9999999999.tmp"):
-            (tmp_path / name).write_text("")
-        use()
-        # a save writes to this process's own name, and takes it away
-        assert {f.name for f in tmp_path.iterdir()} | {f".x.{os.getpid()}.tmp"} == kept | {"x"}
+    start, end = f".fsla-{files._host()}", f"{'0' * 16}.tmp"
+    kept = {f".x{start}-{os.getpid()}-{end}", f".x.{dead}.tmp", "x.tmp", f".x.fsla-0123abcd-{dead}-{end}"}
+    gone = {f".x{start}-{dead}-{end}", f".y.part{start}-{dead}-{end}"}
+    for name in kept | gone:
+        (tmp_path / name).write_text("")
+    save_checkpoint(tmp_path / "x", 1)
+    assert {f.name for f in tmp_path.iterdir()} == kept | {"x"}
+
+
+def test_load_checkpoint_changes_no_folder(tmp_path):
+    """Reading must not remove what a process writes that this one cannot see."""
+    save_checkpoint(tmp_path / "x", 1)
+    dead = subprocess.Popen([sys.executable, "-c", ""])
+    dead.wait()
+    others = {f".x.{dead.pid}.tmp", f".x.fsla-{files._host()}-{dead.pid}-{'0' * 16}.tmp"}
+    for name in others:
+        (tmp_path / name).write_text("")
+    assert load_checkpoint(tmp_path / "x") == 1
+    assert {f.name for f in tmp_path.iterdir()} == {"x", *others}
+
+
+def test_save_checkpoint_refuses_a_link(tmp_path):
+    """The file that it names would be replaced."""
+    (tmp_path / "victim").write_text("precious")
+    (tmp_path / "x").symlink_to(tmp_path / "victim")
+    for act in (lambda: save_checkpoint(tmp_path / "x", 1), lambda: checkpoint.check_place(tmp_path / "x")):
+        with pytest.raises(CheckpointError, match=r"Cannot use .*x: it is a symbolic link"):
+            act()
+    assert (tmp_path / "victim").read_text() == "precious"
+    assert {f.name for f in tmp_path.iterdir()} == {"victim", "x"}

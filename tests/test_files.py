@@ -1,7 +1,8 @@
-"""Files are written whole or not at all, into what is there where it is no plain file, and orphans are removed."""
+"""Files and folders are published whole or not at all, links are not followed, and orphans are removed."""
 
 import errno
 import os
+import socket
 import stat
 import subprocess
 import sys
@@ -10,7 +11,19 @@ from pathlib import Path
 
 import pytest
 
-from fsla.files import ensure_writable, remove_orphans, write_bytes, write_text
+from fsla import files
+from fsla.files import (
+    FileError,
+    ensure_writable,
+    mend_folder,
+    open_regular,
+    publish_file,
+    publish_folder,
+    remove_orphans,
+    temporary_folder,
+    write_bytes,
+    write_text,
+)
 
 
 def test_text_and_bytes_come_back(tmp_path):
@@ -77,12 +90,287 @@ def test_what_cannot_be_written_is_noticed_before(tmp_path):
         ensure_writable(tmp_path / "file" / "x")
 
 
-def test_orphans_of_dead_processes_are_removed(tmp_path):
-    dead = subprocess.Popen([sys.executable, "-c", ""])
-    dead.wait()
-    kept = [f".x.{os.getpid()}.tmp", "x", ".hidden", f"x.{dead.pid}.tmp", ".x.abc.tmp", ".x.99999999999.tmp"]
-    for name in [*kept, f".x.json.{dead.pid}.tmp"]:
+@pytest.fixture
+def dead():
+    """The number of a process that has ended."""
+    child = subprocess.Popen([sys.executable, "-c", ""])
+    child.wait()
+    return child.pid
+
+
+def temporary(process, name="x", host=None, ending="tmp"):
+    return f".{name}.fsla-{host or files._host()}-{process}-{'0' * 16}.{ending}"
+
+
+def names(folder):
+    return sorted(p.name for p in folder.iterdir())
+
+
+def test_remove_orphans_keeps_all_but_those_of_dead_processes_of_this_host(tmp_path, dead):
+    """Another host has processes of its own, and a name of another form is of another program."""
+    kept = [temporary(os.getpid()), temporary(dead, host="0123abcd"), "x", f".x.{dead}.tmp", f".x.fsla-{dead}.tmp"]
+    for name in [*kept, temporary(dead), temporary(9_999_999_999)]:
         (tmp_path / name).write_text("half")
-    (tmp_path / f".folder.{dead.pid}.tmp").mkdir()
+    folder, link = temporary(dead, "folder"), temporary(dead, "link")
+    (tmp_path / folder).mkdir()
+    (tmp_path / link).symlink_to(tmp_path / "x")
     remove_orphans(tmp_path)
-    assert {p.name for p in tmp_path.iterdir()} == {*kept, f".folder.{dead.pid}.tmp"}
+    assert names(tmp_path) == sorted([*kept, folder, link])
+
+
+def test_write_bytes_ignores_a_link_at_a_known_temporary_name(tmp_path):
+    """In a shared folder another user's link would have the content written through it."""
+    (tmp_path / "victim").write_text("precious")
+    (tmp_path / f".x.{os.getpid()}.tmp").symlink_to(tmp_path / "victim")
+    write_text(tmp_path / "x", "new")
+    assert (tmp_path / "victim").read_text() == "precious"
+    assert not (tmp_path / "x").is_symlink()
+
+
+def test_write_bytes_opens_no_temporary_name_that_is_taken(tmp_path, monkeypatch):
+    """Even a random name that was guessed is not opened."""
+    (tmp_path / "victim").write_text("precious")
+    link = tmp_path / temporary(os.getpid())
+    link.symlink_to(tmp_path / "victim")
+    monkeypatch.setattr(os, "urandom", bytes)
+    with pytest.raises(FileExistsError):
+        write_text(tmp_path / "x", "new")
+    assert (tmp_path / "victim").read_text() == "precious"
+    assert link.is_symlink()
+    assert not (tmp_path / "x").exists()
+
+
+@pytest.mark.parametrize(("umask", "mode"), [(0o022, 0o644), (0o027, 0o640)])
+def test_write_bytes_leaves_the_permissions_to_the_umask(tmp_path, umask, mode):
+    """A temporary file that only its owner can read would stay so under its last name."""
+    before = os.umask(umask)
+    try:
+        write_text(tmp_path / "x", "new")
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / "x").stat().st_mode) == mode
+
+
+def test_write_bytes_takes_names_of_255_bytes(tmp_path):
+    """The temporary name is longer than the name, and must not be too long for the system."""
+    write_text(tmp_path / ("x" * 255), "new")
+    write_text(tmp_path / ("δ" * 127), "new")
+    assert len(names(tmp_path)) == 2
+
+
+def test_publish_file_brings_the_name_to_the_disk(tmp_path, monkeypatch):
+    """A crash of the machine could else undo the rename, after older files were removed."""
+    synced = []
+    monkeypatch.setattr(os, "fsync", lambda file: synced.append(stat.S_ISDIR(os.fstat(file).st_mode)))
+    publish_file(tmp_path / "x", b"new")
+    assert synced == [False, True]
+
+
+def planted(path, kind, victim):
+    """Put something in the place of a file; returns what keeps it there."""
+    if kind in ("link", "hanging link", "loop", "link to a device"):
+        path.symlink_to({"link": victim, "hanging link": path.parent / "none", "loop": path}.get(kind, "/dev/zero"))
+    elif kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "folder":
+        path.mkdir()
+    else:
+        held = socket.socket(socket.AF_UNIX)
+        held.bind(str(path))
+        return held
+    return None
+
+
+KINDS = ["link", "hanging link", "loop", "link to a device", "pipe", "folder", "socket"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_only_regular_files_are_opened_and_replaced(tmp_path, monkeypatch, kind):
+    """Nothing is read, written or waited for, whatever is in the place of a file."""
+    monkeypatch.chdir(tmp_path)  # a socket has a short path
+    Path("victim").write_text("precious")
+    held = planted(Path("x"), kind, "victim")
+    before = os.lstat("x")
+    what = f"a {kind}" if kind in ("pipe", "folder", "socket") else "a symbolic link"
+    for act in (
+        lambda: open_regular(Path("x"), os.O_RDWR | os.O_CREAT),
+        lambda: open_regular(Path("x"), os.O_RDONLY),
+        lambda: publish_file(Path("x"), b"new"),
+    ):
+        with pytest.raises(FileError, match=f"Cannot use x: it is {what}, not a regular file. Move it elsewhere"):
+            act()
+    assert os.lstat("x") == before
+    assert Path("victim").read_text() == "precious"
+    assert names(Path()) == ["victim", "x"]
+    assert held is None or held.close() is None
+
+
+@pytest.mark.parametrize("kind", ["link", "hanging link", "pipe"])
+def test_open_regular_notices_what_was_planted_after_the_look(tmp_path, monkeypatch, kind):
+    """The descriptor is looked at too, so that no moment is left."""
+    (tmp_path / "victim").write_text("precious")
+    planted(tmp_path / "x", kind, tmp_path / "victim")
+    looks = iter([None])
+    real = files.check_regular
+    monkeypatch.setattr(files, "check_regular", lambda path: next(looks) if looks.__length_hint__() else real(path))
+    with pytest.raises(FileError, match="not a regular file"):
+        open_regular(tmp_path / "x", os.O_RDWR | os.O_CREAT)
+    assert names(tmp_path) == ["victim", "x"]
+
+
+# ------------------------------------------------------------------------------------------------------------- folders
+
+FILES = {"a", "b"}
+
+
+def filled(folder, text):
+    for name in FILES:
+        (folder / name).write_text(text)
+
+
+def text_of(folder):
+    """The text that all files of a folder have."""
+    assert set(names(folder)) == FILES
+    (text,) = {p.read_text() for p in folder.iterdir()}
+    return text
+
+
+@pytest.fixture(params=["swapped at once", "renamed twice"])
+def way(request, monkeypatch):
+    """How folders change places: as the file system can, and as on one that cannot exchange names."""
+    if request.param == "renamed twice":
+        monkeypatch.setattr(files, "_exchanged", lambda a, b: False)
+    return request.param
+
+
+@pytest.mark.parametrize("before", ["none", "empty", "old"])
+def test_publish_folder_replaces_what_is_listed(tmp_path, way, before):
+    target = tmp_path / "out"
+    if before != "none":
+        target.mkdir()
+    if before == "old":
+        filled(target, "old")
+    with temporary_folder(target, FILES) as made:
+        filled(made, "new")
+        publish_folder(made, target, lambda folder: FILES)
+    assert text_of(target) == "new"
+    assert names(tmp_path) == ["out"]
+
+
+@pytest.mark.parametrize("at", ["before", "at the last moment"])
+@pytest.mark.parametrize("kind", ["file", "folder", "link", "file in place"])
+def test_publish_folder_loses_nothing_where_files_have_appeared(tmp_path, monkeypatch, way, at, kind):
+    """A file may be put into the folder while the training runs, and up to the swap."""
+    target = tmp_path / "out"
+    target.mkdir()
+    filled(target, "old")
+    (tmp_path / "elsewhere").write_text("precious")
+
+    def come():
+        if kind == "file":
+            (target / "thesis").write_text("precious")
+        elif kind == "folder":
+            (target / "thesis").mkdir()
+            (target / "thesis" / "a").write_text("precious")
+        elif kind == "link":
+            (target / "a").unlink()
+            (target / "a").symlink_to(tmp_path / "elsewhere")
+        else:
+            (target / "a").unlink()
+            (target / "a").mkdir()
+
+    if at == "before":
+        come()
+    else:
+        real = files._swap
+        swaps = iter([come])
+        monkeypatch.setattr(files, "_swap", lambda a, b: (next(swaps, lambda: None)(), real(a, b)))
+    with temporary_folder(target, FILES) as made:
+        filled(made, "new")
+        with pytest.raises(FileError) as caught:
+            publish_folder(made, target, lambda folder: FILES)
+    (kept,) = (p for p in tmp_path.iterdir() if p.name.startswith("out-"))
+    assert text_of(kept) == "new"
+    name = "thesis" if kind in ("file", "folder") else "a"
+    assert str(caught.value) == (
+        f"Cannot replace {target}: fsla did not write {name}. The folder is as it was, and the new results are in "
+        f"{kept}."
+    )
+    assert (target / "b").read_text() == "old"
+    assert (target / name).is_symlink() if kind == "link" else (target / name).exists()
+    assert kind != "folder" or (target / "thesis" / "a").read_text() == "precious"
+    assert (tmp_path / "elsewhere").read_text() == "precious"
+    assert names(tmp_path) == sorted(["elsewhere", "out", kept.name])
+
+
+KILLED = """
+import importlib.util, os, sys
+from pathlib import Path
+spec = importlib.util.spec_from_file_location("files", sys.argv[1])
+files = importlib.util.module_from_spec(spec)
+sys.modules["files"] = files
+spec.loader.exec_module(files)
+target, left, names = Path(sys.argv[2]), int(sys.argv[4]), {"a", "b"}
+exchanged = files._exchanged if sys.argv[3] == "swapped at once" else lambda a, b: False
+
+def reached(event, *_):
+    global left
+    if event in ("os.rename", "os.remove", "os.rmdir", "os.mkdir", "open", "swap"):
+        left -= 1
+        if left < 0:
+            os._exit(9)
+
+def swap(a, b):
+    reached("swap")
+    done = exchanged(a, b)
+    reached("swap")
+    return done
+
+files._exchanged = swap
+files._host()
+sys.addaudithook(reached)
+with files.temporary_folder(target, names) as made:
+    for name in names:
+        files.write_text(made / name, "new")
+    files.publish_folder(made, target, lambda folder: names)
+"""
+
+
+def test_a_process_killed_at_any_change_leaves_the_old_or_the_new_folder(tmp_path, way):
+    """The process ends before each of its changes in turn; the next run removes what was left."""
+    target = tmp_path / "out"
+    target.mkdir()
+    filled(target, "old")
+    seen = []
+    for moment in range(200):
+        done = subprocess.run([sys.executable, "-S", "-c", KILLED, files.__file__, target, way, str(moment)])
+        if way == "swapped at once":
+            assert text_of(target) in ("old", "new")
+        mend_folder(target, FILES)
+        assert names(tmp_path) == ["out"], moment
+        seen.append(text_of(target))
+        if done.returncode == 0:
+            break
+        assert done.returncode == 9
+        filled(target, "old")
+    assert len(seen) > 15
+    assert set(seen[:-1]) == {"old", "new"}
+    assert seen[-1] == "new"
+
+
+def test_mend_folder_leaves_what_may_be_of_others(tmp_path, dead):
+    """A name with a dead process's number may hold a user's file, be another host's, or lead elsewhere."""
+    (tmp_path / "elsewhere").mkdir()
+    filled(tmp_path / "elsewhere", "precious")
+    mine, other, host = temporary(dead, "out"), temporary(dead, "out2"), temporary(dead, "out", host="0123abcd")
+    for name in (mine, other, host):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "thesis").write_text("precious")
+        (tmp_path / name / "a").write_text("half")
+    link = temporary(9_999_999_999, "out")
+    (tmp_path / link).symlink_to(tmp_path / "elsewhere")
+    mend_folder(tmp_path / "out", FILES)
+    assert names(tmp_path) == sorted([mine, other, host, link, "elsewhere"])
+    assert names(tmp_path / mine) == ["thesis"]
+    assert names(tmp_path / other) == names(tmp_path / host) == ["a", "thesis"]
+    assert text_of(tmp_path / "elsewhere") == "precious"

@@ -24,7 +24,7 @@ from torch.optim import lr_scheduler
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import fsla
-from fsla import CheckpointError
+from fsla import CheckpointError, locks
 from fsla.front import journal, process
 from fsla.front.feed import Feed
 from support import ClassWeights
@@ -538,7 +538,7 @@ def test_a_folder_that_cannot_be_written_is_found_before_the_first_step(tmp_path
     def refuse(path):
         raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
 
-    monkeypatch.setattr(sys.modules["fsla.front.fit"], "ensure_writable", refuse)
+    monkeypatch.setattr(sys.modules["fsla.front.fit"], "ensure_folder", refuse)
     with pytest.raises(CheckpointError, match=r"is not: Read-only file system\. Name another"):
         run.fit(tmp_path / "run")
     assert run.opt.k == 0
@@ -559,13 +559,95 @@ def test_a_lock_of_a_dead_process_is_taken_over(tmp_path):
     assert not (tmp_path / "lock").exists()
 
 
+def planted(path, kind, victim):
+    if kind == "link":
+        path.symlink_to(victim)
+    elif kind == "hanging link":
+        path.symlink_to(victim.parent / "none")
+    elif kind == "pipe":
+        os.mkfifo(path)
+    else:
+        path.mkdir()
+
+
+@pytest.mark.parametrize("kind", ["link", "hanging link", "pipe", "folder"])
+@pytest.mark.parametrize("name", ["lock", "records.jsonl"])
+def test_fit_refuses_a_planted_file_and_leaves_all_as_it_was(tmp_path, name, kind):
+    """A link would have the file that it names truncated, and a pipe would be waited for."""
+    (tmp_path / "victim").write_text("123\n")  # as a lock has it
+    folder = tmp_path / "run"
+    folder.mkdir()
+    planted(folder / name, kind, tmp_path / "victim")
+    before = os.lstat(folder / name)
+    run = Setup()
+    what = "a symbolic link" if "link" in kind else f"a {kind}"
+    with pytest.raises(CheckpointError, match=rf"Cannot use .*{name}: it is {what}, not a regular file\. Move it"):
+        run.fit(folder)
+    assert run.opt.k == 0
+    assert os.lstat(folder / name) == before
+    assert [p.name for p in folder.iterdir()] == [name]
+    assert [p.name for p in tmp_path.iterdir() if p.name != "run"] == ["victim"]
+    assert (tmp_path / "victim").read_text() == "123\n"
+
+
+def test_fit_refuses_a_link_to_records_that_comes_after_the_look(tmp_path, monkeypatch):
+    """The journal opens the file by itself, without following links."""
+    (tmp_path / "victim").write_text("precious")
+    (tmp_path / "records.jsonl").symlink_to(tmp_path / "victim")
+    monkeypatch.setattr(sys.modules["fsla.front.fit"], "check_regular", lambda path: None)
+    with pytest.raises(CheckpointError, match=r"records\.jsonl: it is a symbolic link"):
+        Setup().fit(tmp_path)
+    assert (tmp_path / "victim").read_text() == "precious"
+
+
+def test_fit_refuses_a_lock_that_is_not_its_own(tmp_path):
+    """A file that happens to be named lock would be truncated, and then removed."""
+    (tmp_path / "lock").write_text("my notes")
+    with pytest.raises(CheckpointError, match=r"lock: it is not a lock of fsla\. Move it elsewhere"):
+        Setup().fit(tmp_path)
+    assert (tmp_path / "lock").read_text() == "my notes"
+    assert [p.name for p in tmp_path.iterdir()] == ["lock"]
+
+
+@pytest.mark.parametrize("when", ["at the start", "during the run"])
+def test_fit_writes_no_checkpoint_through_a_link(tmp_path, when):
+    """The file that the link names would be replaced."""
+    (tmp_path / "victim").write_text("precious")
+    folder = tmp_path / "run"
+    folder.mkdir()
+    link = folder / "checkpoint-00000006.safetensors"
+
+    def plant(opt, record):
+        link.symlink_to(tmp_path / "victim")
+
+    if when == "at the start":
+        plant(None, None)
+    with pytest.raises(CheckpointError, match=rf"Cannot use {link}: it is a symbolic link"):
+        Setup().fit(folder, callbacks=[] if when == "at the start" else [plant])
+    assert link.is_symlink()
+    assert (tmp_path / "victim").read_text() == "precious"
+
+
+def test_fit_removes_links_and_not_what_they_lead_to(tmp_path):
+    """Old checkpoints and unfinished parts are removed, which a link may stand for."""
+    (tmp_path / "precious").mkdir()
+    (tmp_path / "precious" / "x").write_text("precious")
+    folder = tmp_path / "run"
+    folder.mkdir()
+    (folder / "checkpoint-00000003.part").symlink_to(tmp_path / "precious")
+    Setup().fit(folder, steps=2)
+    assert not (folder / "checkpoint-00000003.part").is_symlink()
+    assert (tmp_path / "precious" / "x").read_text() == "precious"
+
+
 def test_a_file_system_without_locks_is_said(tmp_path, monkeypatch):
     def none(*args):
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
 
-    monkeypatch.setattr(process.fcntl, "lockf", none)
+    monkeypatch.setattr(locks.fcntl, "lockf", none)
     with pytest.warns(UserWarning, match="without locks"):
         Setup().fit(tmp_path)
+    assert not (tmp_path / "lock").exists()
 
 
 def test_a_full_disk_leaves_what_was_there(tmp_path, monkeypatch):
@@ -575,7 +657,7 @@ def test_a_full_disk_leaves_what_was_there(tmp_path, monkeypatch):
     calls = itertools.count()
 
     def full(file):
-        if next(calls) >= 5:  # records and checkpoint, twice, then the third records
+        if next(calls) >= 7:  # records, checkpoint and folder, twice, then the third records
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         real(file)
 

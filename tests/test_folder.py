@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 import pytest
 
+from fsla import files
 from fsla_reproduction.datasets import load, sets
 from fsla_reproduction.figures import CleaningSpec
 from fsla_reproduction.folder import Folder, RunError, settings_for
@@ -21,6 +22,10 @@ RECORDS = [{"run": "a", "step": 0, "loss": 1.5}, {"run": "a", "step": 1, "loss":
 class Spec:
     size: int = 1
     seeds: int = 1
+
+
+def temporary(name, process):
+    return f".{name}.fsla-{files._host()}-{process}-{'0' * 16}.tmp"
 
 
 def contents(folder):
@@ -53,8 +58,9 @@ def test_an_empty_folder_and_one_that_was_killed_at_once_are_taken(tmp_path):
     (tmp_path / "killed").mkdir()
     dead = subprocess.Popen([sys.executable, "-c", ""])
     dead.wait()
-    (tmp_path / "killed" / f".spec.json.{dead.pid}.tmp").write_text("{half")
-    Folder(tmp_path / "killed", "synthetic", Spec())
+    (tmp_path / "killed" / temporary("spec.json", dead.pid)).write_text("{half")
+    Folder(tmp_path / "killed", "synthetic", Spec()).gather([])
+    (tmp_path / "killed" / "records.jsonl").unlink()
     assert {p.name for p in (tmp_path / "killed").iterdir()} == {"spec.json", "runs"}
 
 
@@ -67,13 +73,28 @@ def test_what_killed_processes_left_is_removed(tmp_path):
     Folder(tmp_path, "synthetic", Spec())
     dead = subprocess.Popen([sys.executable, "-c", ""])
     dead.wait()
-    orphans = [tmp_path / f".summary.md.{dead.pid}.tmp", tmp_path / "runs" / f".a.jsonl.{dead.pid}.tmp"]
-    running = tmp_path / "runs" / f".a.jsonl.{os.getppid()}.tmp"
+    orphans = [tmp_path / temporary("summary.md", dead.pid), tmp_path / "runs" / temporary("a.jsonl", dead.pid)]
+    running = tmp_path / "runs" / temporary("a.jsonl", os.getppid())
     for path in (*orphans, running):
         path.write_text("half")
-    Folder(tmp_path, "synthetic", Spec())
+    folder = Folder(tmp_path, "synthetic", Spec())
+    assert all(path.exists() for path in orphans)  # until something is written
+    folder.gather([])
     assert not any(path.exists() for path in orphans)
     assert running.exists()
+
+
+def test_folder_replaces_no_file_behind_a_link(tmp_path):
+    """A link in the folder would have a record file of another place replaced."""
+    folder = Folder(tmp_path, "synthetic", Spec())
+    (tmp_path / "victim").write_text("precious")
+    for name in ("runs/a.jsonl", "records.jsonl"):
+        (tmp_path / name).symlink_to(tmp_path / "victim")
+    with pytest.raises(ValueError, match=r"a\.jsonl: it is a symbolic link"):
+        folder.save("a", RECORDS)
+    with pytest.raises(ValueError, match=r"records\.jsonl: it is a symbolic link"):
+        folder.gather([])
+    assert (tmp_path / "victim").read_text() == "precious"
 
 
 def test_other_data_is_refused_and_further_data_added(tmp_path):

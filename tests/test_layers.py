@@ -16,6 +16,7 @@ PACKAGES = [
 
 LAYERS = [
     ["_extras", "checks", "files"],
+    ["locks"],
     ["ranks"],
     ["tree"],
     ["sample"],

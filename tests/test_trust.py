@@ -5,6 +5,7 @@ import json
 import re
 import shutil
 import subprocess
+import sys
 from types import SimpleNamespace
 
 import numpy as np
@@ -323,7 +324,7 @@ def test_what_does_not_fit_together_is_said_and_nothing_is_written(files, quick)
     (out / "thesis.tex").write_text("precious")
     done = cleaned(files)
     assert done.code == 2
-    assert "has other files in it" in done.text
+    assert f"Cannot use --out {out}: no summary.json of fsla lists thesis.tex. Move what you want" in done.text
     assert (out / "thesis.tex").read_text() == "precious"
 
 
@@ -338,6 +339,133 @@ def test_a_run_that_breaks_off_leaves_the_folder_as_it_was(files, quick, monkeyp
     assert cleaned(files).code == 2
     assert {p.name: p.read_bytes() for p in (files / "out").iterdir()} == before
     assert [p.name for p in files.iterdir() if p.name.startswith(".")] == []
+
+
+def contents(folder):
+    return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+
+
+def hidden(folder):
+    return [p.name for p in folder.iterdir() if p.name.startswith(".")]
+
+
+@pytest.mark.parametrize("name", ["notes.md", "plots/a.png", "report.html/a", "no manifest", "issues.csv of weigh"])
+def test_clean_refuses_an_earlier_folder_with_files_of_the_user(files, quick, monkeypatch, name):
+    """They would be removed with the folder. The refusal comes before the training."""
+    out = files / "out"
+    data = ("weigh", files / "data.csv", "--trusted", files / "trusted.csv", "--group", "source", "--id", "name")
+    assert run(*data, "--out", out).code == 0
+    foreign = name.split("/")[0]
+    if name == "no manifest":  # as earlier versions wrote it
+        summary = json.loads((out / "summary.json").read_text())
+        assert summary.pop("files") == sorted(p.name for p in out.iterdir())
+        (out / "summary.json").write_text(json.dumps(summary))
+        foreign = "cleaned.csv, model.safetensors, report.html, summary.json, weights.csv"
+    elif name == "issues.csv of weigh":
+        foreign = "issues.csv"
+        (out / foreign).write_text("mine")
+    else:
+        if name == "report.html/a":
+            (out / "report.html").unlink()
+        (out / name).parent.mkdir(exist_ok=True)
+        (out / name).write_text("mine")
+    before = contents(files)
+    monkeypatch.setattr(fsla.HyperCleaner, "fit", None)
+    done = cleaned(files)
+    assert done.code == 2
+    assert f"Cannot use --out {out}: no summary.json of fsla lists {foreign}. Move what you want to keep" in done.text
+    assert contents(files) == before
+
+
+def test_clean_keeps_both_where_files_appear_during_the_training(files, quick, monkeypatch):
+    """The user's file stays, and so do the results of the training."""
+    out = files / "out"
+    assert cleaned(files).code == 0
+    before = contents(out)
+    real = job.render
+
+    def meanwhile(*given):
+        (out / "notes.md").write_text("mine")
+        return real(*given)
+
+    monkeypatch.setattr(job, "render", meanwhile)
+    done = cleaned(files)
+    assert done.code == 2
+    (kept,) = (p for p in files.iterdir() if p.name.startswith("out-"))
+    assert f"Cannot replace {out}: fsla did not write notes.md. The folder is as it was, and the new" in done.text
+    assert done.text.endswith(f" {kept}.")
+    assert contents(out) == before | {"notes.md": b"mine"}
+    assert set(contents(kept)) == set(before)
+    assert hidden(files) == []
+
+
+LOCKING = "import fcntl, os, sys; f = open(sys.argv[1], 'w'); fcntl.lockf(f, fcntl.LOCK_EX); f.write(str(os.getpid()))"
+
+
+def test_clean_refuses_an_out_that_another_process_writes(files, quick, monkeypatch):
+    """Each would replace what the other one writes. What a killed process left is taken over."""
+    code = f"{LOCKING}; f.flush(); print(flush=True); sys.stdin.read()"
+    command = [sys.executable, "-c", code, files / ".out.lock"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+        other.stdout.readline()
+        before = contents(files)
+        with monkeypatch.context() as patch:
+            patch.setattr(fsla.HyperCleaner, "fit", None)
+            done = cleaned(files)
+        assert done.code == 2
+        assert f"one run at a time. The process {other.pid} is using it" in done.text
+        assert contents(files) == before
+        other.kill()
+    assert hidden(files) == [".out.lock"]
+    assert cleaned(files).code == 0
+    assert hidden(files) == []
+
+
+def test_clean_has_out_for_itself_until_it_ends(files, quick, monkeypatch):
+    """The lock is held during the training, too."""
+    real = fsla.HyperCleaner.fit
+    said = []
+
+    def fit(*given, **more):
+        said.append(hidden(files))
+        said.append(cleaned(files).text)
+        return real(*given, **more)
+
+    monkeypatch.setattr(fsla.HyperCleaner, "fit", fit)
+    assert cleaned(files).code == 0
+    assert said[0] == [".out.lock"]
+    assert "(this one) is using it" in said[1]
+    assert hidden(files) == []
+
+
+def test_clean_follows_a_link_that_the_user_names(files, quick):
+    """The folder that it leads to is replaced, not the link."""
+    (files / "deep").mkdir()
+    (files / "out").symlink_to(files / "deep" / "real")
+    for _ in range(2):
+        assert cleaned(files).code == 0
+    assert (files / "out").is_symlink()
+    assert (files / "out" / "report.html").is_file()
+    assert [p.name for p in (files / "deep").iterdir()] == ["real"]
+
+
+def test_clean_refuses_links_in_the_place_of_its_files(files, quick):
+    """A planted lock, folder or summary leads to files of the user."""
+    victim = files / "victim"
+    victim.write_text("123")
+    (files / ".out.lock").symlink_to(victim)
+    assert "it is a symbolic link" in cleaned(files).text
+    (files / ".out.lock").unlink()
+    (files / "out").symlink_to("out")
+    assert "--out must be a folder" in cleaned(files).text
+    (files / "out").unlink()
+    assert cleaned(files).code == 0
+    (files / "out" / "summary.json").rename(files / "summary.json")
+    (files / "out" / "summary.json").symlink_to(files / "summary.json")
+    done = cleaned(files)
+    assert done.code == 2
+    assert "lists cleaned.csv" in done.text
+    assert victim.read_text() == "123"
 
 
 def test_a_budget_that_ends_early_is_said(files, quick):

@@ -16,7 +16,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fsla.files import is_temporary, remove_orphans, write_bytes, write_text
+from fsla.files import is_temporary, publish_file, remove_orphans
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -85,7 +85,7 @@ def _held(path: Path) -> Settings | None:
     """The settings in a folder; None if it is new or empty. A folder of someone else's files is an error."""
     file = path / _SETTINGS
     try:
-        others = [p.name for p in path.iterdir() if not is_temporary(p, _SETTINGS)] if path.exists() else []
+        others = [p.name for p in path.iterdir() if not is_temporary(p)] if path.exists() else []
         content = file.read_bytes() if _SETTINGS in others else None
     except OSError as error:
         raise _unwritable(path, error) from None
@@ -138,9 +138,8 @@ class Folder:
         try:
             path.mkdir(parents=True, exist_ok=True)
             if not file.exists() or file.read_text(encoding="utf-8") != settings:
-                write_text(file, settings)
+                publish_file(file, settings.encode())
             self.runs.mkdir(exist_ok=True)
-            self.tidy()
         except OSError as error:
             raise _unwritable(path, error) from None
 
@@ -156,7 +155,7 @@ class Folder:
     def save(self, name: str, records: Iterable[Record]) -> None:
         """Writes the records of a finished run; what was in their place is replaced."""
         lines = "".join(json.dumps(r) + "\n" for r in records).encode()
-        write_bytes(self._file(name), lines + _seal(lines))
+        publish_file(self._file(name), lines + _seal(lines))
 
     def gather(self, names: Sequence[str]) -> list[Record]:
         """Returns the records of these runs, and writes them together as records.jsonl."""
@@ -170,7 +169,8 @@ class Folder:
                 )
             gathered += lines
         if self.first:
-            write_bytes(self.path / "records.jsonl", gathered)
+            self.tidy()
+            publish_file(self.path / "records.jsonl", gathered)
         return [json.loads(line) for line in gathered.splitlines()]
 
     def conclude(self, summary: Summary) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from fsla.files import write_text
+from fsla.files import publish_file
 
 
 class Claim(NamedTuple):
@@ -29,8 +29,9 @@ class Summary:
 
     def save(self, folder: Path) -> None:
         """Writes summary.json and summary.md."""
-        write_text(folder / "summary.json", json.dumps(self.numbers, indent=2, ensure_ascii=False) + "\n")
-        write_text(folder / "summary.md", self.text)
+        numbers = json.dumps(self.numbers, indent=2, ensure_ascii=False) + "\n"
+        publish_file(folder / "summary.json", numbers.encode())
+        publish_file(folder / "summary.md", self.text.encode())
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:

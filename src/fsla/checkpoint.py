@@ -10,7 +10,8 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeGuard
 
@@ -19,7 +20,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from fsla.files import remove_orphans, write_bytes
+from fsla.files import FileError, check_regular, publish_file, remove_orphans
 from fsla.plain import Plain
 from fsla.problem import Point
 from fsla.solver import State
@@ -36,7 +37,11 @@ class CheckpointError(ValueError):
 
 
 def save_checkpoint(path: str | Path, value: object) -> None:
-    """Writes a nest of values; whole or not at all: where it fails, a file that was there stays as it is."""
+    """Write a nest of values, whole or not at all: where it fails, a file that was there stays as it is.
+
+    Raises:
+        CheckpointError: if the file cannot be written, or the path names a link or anything else but a regular file.
+    """
     path = Path(path)
     nest, held = pack(value)
     tensors = {name: tensor.detach().cpu().clone().contiguous() for name, tensor in held.items()}
@@ -44,7 +49,8 @@ def save_checkpoint(path: str | Path, value: object) -> None:
     metadata = {"format": _FORMAT, "digest": _digest(tensors)}
     try:
         remove_orphans(path.parent)
-        write_bytes(path, save(tensors, metadata))
+        with in_words():
+            publish_file(path, save(tensors, metadata))
     except OSError as error:
         raise CheckpointError(
             f"The checkpoint {path} must be written, and was not: {error.strerror or error}. The file that was there "
@@ -56,7 +62,6 @@ def load_checkpoint(path: str | Path, device: torch.device | str = "cpu") -> obj
     """Returns the nest of values, its tensors on the device."""
     path = Path(path)
     try:
-        remove_orphans(path.parent)
         with safe_open(path, framework="pt", device="cpu") as file:
             metadata: dict[str, str] = file.metadata() or {}
             _check_format(path, metadata.get("format"))
@@ -75,11 +80,22 @@ def load_checkpoint(path: str | Path, device: torch.device | str = "cpu") -> obj
     return unpack(path, nest, {name: tensor.to(device) for name, tensor in tensors.items()})
 
 
+@contextmanager
+def in_words() -> Iterator[None]:
+    """Turn the refusal of a file into a CheckpointError."""
+    try:
+        yield
+    except FileError as error:
+        raise CheckpointError(str(error)) from None
+
+
 def check_place(path: Path) -> None:
     """Raises unless a checkpoint can be written there: said when a run starts, not when it first saves."""
     folder = path.parent
     if path.is_dir():
         raise CheckpointError(f"The checkpoint must be a file. {path} is a folder. Name a file in it.")
+    with in_words():
+        check_regular(path)
     if not folder.is_dir():
         raise CheckpointError(f"The checkpoint must be in a folder. {folder} is none. Make it, or name another.")
     if not os.access(folder, os.W_OK | os.X_OK):

@@ -31,7 +31,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Placement, Replicate, Shard, zeros
 
 from fsla.checkpoint import CheckpointError, pack, unpack, unreadable
-from fsla.files import write_text
+from fsla.files import publish_file
 from fsla.ranks import Ranks
 from fsla.tree import is_sharded
 
@@ -119,7 +119,7 @@ class FolderWriter:
         try:
             done.result()
             own = {path.name: _digest(path) for path in part.glob(f"shard-{self._ranks.rank + 1:05}-*")}
-            write_text(part / _signature(self._ranks.rank), json.dumps(own))
+            publish_file(part / _signature(self._ranks.rank), json.dumps(own).encode())
         except BaseException as error:
             written.set_exception(error)
         else:
@@ -127,7 +127,7 @@ class FolderWriter:
 
     def _name(self, writing: _Writing) -> Path:
         part = _part(writing.path)
-        write_text(part / _NEST, writing.header)
+        publish_file(part / _NEST, writing.header.encode())
         if writing.path.exists():
             shutil.rmtree(writing.path)
         part.replace(writing.path)

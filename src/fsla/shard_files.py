@@ -21,7 +21,7 @@ from torch import Tensor
 
 from fsla.checkpoint import CheckpointError, load_checkpoint, save_checkpoint
 from fsla.checks import whole_number
-from fsla.files import write_text
+from fsla.files import publish_file
 from fsla.lazy import LazyRows
 from fsla.shards import Shard
 from fsla.tree import Tree
@@ -143,7 +143,8 @@ def _ranks(world: int) -> str:
 
 def _publish(folder: Path, k: int, shard: Shard) -> None:
     """Makes the files of step k the run that is saved, and removes those of others."""
-    write_text(folder / _LATEST, json.dumps({"format": _FORMAT, "k": k, "n": shard.n, "world": shard.world}) + "\n")
+    latest = {"format": _FORMAT, "k": k, "n": shard.n, "world": shard.world}
+    publish_file(folder / _LATEST, json.dumps(latest).encode() + b"\n")
     named = {_path(folder, k, each) for each in shard.all()}
     for path in folder.glob("rank-*-of-*/step-*.safetensors"):
         if path not in named:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,12 +18,24 @@ from fsla.cleaning.reading import Columns, Given, read
 from fsla.cleaning.report import render
 from fsla.cleaning.tables import NOT_COMPARED, dropped
 from fsla.cleaning.ways import EVERYTHING
-from fsla.files import ensure_writable, write_text
+from fsla.files import (
+    ensure_folder,
+    foreign,
+    mend_folder,
+    open_regular,
+    publish_folder,
+    some,
+    temporary_folder,
+    write_text,
+)
+from fsla.locks import locked
 
 if TYPE_CHECKING:
     import pandas as pd
 
 SUMMARY = "summary.json"
+FILES = frozenset({"weights.csv", "issues.csv", "cleaned.csv", "model.safetensors", "report.html", SUMMARY})
+"""Every name that a run may write."""
 MAKER = "fsla"
 VERBS = {"keep": "use", "drop": "leave out", "unsure": "look at", NOT_COMPARED: "not compared:"}
 
@@ -68,14 +80,27 @@ def overlap(job: Job) -> int:
     return sum(row.tobytes() in known for row in job.mixed.x)
 
 
-def check_out(out: Path) -> None:
-    """Raises unless the folder can be written, and is new, empty or of an earlier run."""
-    if out.exists() and not out.is_dir():
+@contextmanager
+def claim_out(out: Path) -> Iterator[None]:
+    """Keep other processes from writing --out inside the block.
+
+    Raises:
+        ValueError: if `out` is no folder, holds a file that no earlier run wrote, or another process has it.
+        OSError: if no folder can be made there.
+    """
+    place = _place(out)
+    if os.path.lexists(place) and not place.is_dir():
         raise ValueError(f"--out must be a folder. {out} is a file.")
-    if out.is_dir() and any(out.iterdir()) and not _ours(out):
-        raise ValueError(f"--out must be a new or empty folder, or one of an earlier run. {out} has other files in it.")
-    ensure_writable(out.with_name(f".{out.name}.tmp") / SUMMARY)
-    _remove(out.with_name(f".{out.name}.tmp"))
+    ensure_folder(place.parent)
+    with locked(place.with_name(f".{place.name}.lock"), out):
+        mend_folder(place, FILES)
+        others = foreign(place, _listed(place)) if place.is_dir() else []
+        if others:
+            raise ValueError(
+                f"Cannot use --out {out}: no summary.json of fsla lists {some(others)}. Move what you want to keep "
+                "elsewhere, or choose another --out."
+            )
+        yield
 
 
 def finding(found: Any, job: Job) -> str:
@@ -120,12 +145,10 @@ def finding(found: Any, job: Job) -> str:
 
 
 def write(out: Path, found: DataWeigher | HyperCleaner, job: Job, title: str, more: Mapping[str, object]) -> str:
-    """Writes the folder as a whole: it is there with all its files, or as it was. Returns the finding."""
+    """Write the folder as a whole: it is there with all its files, or as it was. Return the finding."""
     text = finding(found, job)
-    made = out.with_name(f".{out.name}.tmp")
-    _remove(made)
-    made.mkdir(parents=True)
-    try:
+    place = _place(out)
+    with temporary_folder(place, FILES) as made:
         if hasattr(found, "weights_"):
             found.weights_.to_csv(made / "weights.csv", index=False)
         issues = _issues(found, job)
@@ -137,17 +160,10 @@ def write(out: Path, found: DataWeigher | HyperCleaner, job: Job, title: str, mo
         found.save(made / "model.safetensors")
         page = render(found, job.mixed, len(job.trusted), title, job.origin, text)
         write_text(made / "report.html", page)
-        write_text(made / SUMMARY, json.dumps(_summary(found, job, text, more), indent=1, ensure_ascii=False) + "\n")
-        if out.exists():
-            old = out.with_name(f".{out.name}.old")
-            _remove(old)
-            os.replace(out, old)
-            os.replace(made, out)
-            _remove(old)
-        else:
-            os.replace(made, out)
-    finally:
-        _remove(made)
+        files = sorted([*(path.name for path in made.iterdir()), SUMMARY])
+        summary = _summary(found, job, text, {**more, "files": files})
+        write_text(made / SUMMARY, json.dumps(summary, indent=1, ensure_ascii=False) + "\n")
+        publish_folder(made, place, _listed)
     return text
 
 
@@ -213,12 +229,16 @@ def _summary(found: Any, job: Job, text: str, more: Mapping[str, object]) -> dic
     return summary | dict(more)
 
 
-def _ours(out: Path) -> bool:
+def _place(out: Path) -> Path:
+    """Where --out is: a link that the user names is followed."""
+    return Path(os.path.realpath(out))
+
+
+def _listed(folder: Path) -> frozenset[str]:
+    """The files that a run wrote into a folder, by its summary; none where no run did."""
     try:
-        return bool(json.loads((out / SUMMARY).read_text(encoding="utf-8")).get("made_by") == MAKER)
-    except (OSError, ValueError, AttributeError):
-        return False
-
-
-def _remove(folder: Path) -> None:
-    shutil.rmtree(folder, ignore_errors=True)
+        with open(open_regular(folder / SUMMARY, os.O_RDONLY), encoding="utf-8") as file:
+            summary = json.load(file)
+        return FILES.intersection(summary["files"]) if summary["made_by"] == MAKER else frozenset()
+    except (OSError, ValueError, LookupError, TypeError, RecursionError):
+        return frozenset()

@@ -5,7 +5,8 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Callable
-from functools import partial
+from contextlib import ExitStack
+from functools import partial, wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -40,7 +41,22 @@ WITHOUT = "nothing was written."
 NO_GROUPS = "Samples must come in groups to be weighed. Name their column with --group."
 
 
+def _claims_out(command: Callable[..., None]) -> Callable[..., None]:
+    """Check --out before a command, and keep other processes from it until the command ends."""
+
+    @wraps(command)
+    def claiming(*, out: Path, **given: Any) -> None:
+        from fsla.cleaning import job as jobs
+
+        with ExitStack() as stack:
+            join().first(lambda: stack.enter_context(jobs.claim_out(out)))
+            command(out=out, **given)
+
+    return claiming
+
+
 @interruptible(WITHOUT)
+@_claims_out
 def clean(
     data: Data = None,
     trusted: Trusted = None,
@@ -62,11 +78,9 @@ def clean(
 
     Writes issues.csv, cleaned.csv, weights.csv (with --group), model.safetensors, summary.json and report.html.
     """
-    from fsla.cleaning import job as jobs
     from fsla.cleaning.estimators import HyperCleaner
     from fsla.cleaning.reading import Columns
 
-    join().first(lambda: jobs.check_out(out))
     options = _options("dense" if demo and model == "auto" else model, budget, seed, device)
     if demo:
         _demo(out, options)
@@ -84,6 +98,7 @@ def clean(
 
 
 @interruptible(WITHOUT)
+@_claims_out
 def weigh(
     data: Data = None,
     trusted: Trusted = None,
@@ -107,11 +122,9 @@ def weigh(
     Writes weights.csv, cleaned.csv, model.safetensors, summary.json and report.html.
     """
     from fsla.cleaning import demo as digits
-    from fsla.cleaning import job as jobs
     from fsla.cleaning.estimators import DataWeigher
     from fsla.cleaning.reading import Columns
 
-    join().first(lambda: jobs.check_out(out))
     options = _options("dense" if demo and model == "auto" else model, budget, seed, device)
     columns = Columns(label, id_column, group, trusted_column, image, _names(features), size)
     if not demo and group is None and data is not None and data.suffix.lower() != ".npz":

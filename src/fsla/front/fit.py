@@ -17,16 +17,18 @@ from typing import Any, Literal
 
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from fsla.checkpoint import CheckpointError
+from fsla.checkpoint import CheckpointError, in_words
 from fsla.checks import positive, whole_number
-from fsla.files import ensure_writable, remove_orphans
+from fsla.files import check_regular, ensure_folder, remove_orphans
 from fsla.front.base import OPTIMIZERS, Bilevel
 from fsla.front.feed import Feed, RandomState, begin_together
 from fsla.front.guard import Info
 from fsla.front.journal import NAME, Bar, Evaluate, Journal, Record, make_record, summary_writer
-from fsla.front.process import Signals, leave, locked
+from fsla.front.process import Signals, leave
 from fsla.front.saves import Resume, Saves
+from fsla.locks import locked
 
+LOCK = "lock"
 Callback = Callable[[Any, Record], Any]
 
 
@@ -99,7 +101,8 @@ def fit(
         train_loader, trusted_loader: the batches of the inner and of the outer loss; each loader starts anew when it
             ends. Without the latter the outer loss is given None. Under STORM a step takes two batches of each.
         steps: in all, those before a resume too.
-        folder: for records.jsonl, checkpoints and a lock; None keeps nothing.
+        folder: for records.jsonl, checkpoints and a lock; None keeps nothing. A link in the place of one of these
+            files is refused.
         evaluate: called with the model in evaluation mode, without gradients; returns numbers by name, or a number.
             Random states and modes are put back after it.
         evaluate_every: steps between two records.
@@ -255,15 +258,12 @@ def _called(callbacks: Sequence[Callback], opt: Bilevel, record: Record) -> bool
 
 
 def _take(folder: Path, stack: ExitStack) -> None:
-    """Has a folder for this run alone."""
-    _prepare(folder)
-    stack.enter_context(locked(folder))
-
-
-def _prepare(folder: Path) -> None:
-    """Makes the folder; raises, before the first step, unless it can be written into."""
+    """Make the folder and keep other runs out of it; raise, before the first step, unless it can be written into."""
     try:
-        ensure_writable(folder / NAME)
+        ensure_folder(folder)
+        with in_words():
+            stack.enter_context(locked(folder / LOCK, folder))
+            check_regular(folder / NAME)
         remove_orphans(folder)
     except OSError as error:
         raise CheckpointError(

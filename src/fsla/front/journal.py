@@ -16,7 +16,8 @@ from typing import Any, BinaryIO
 import torch
 from torch import nn
 
-from fsla.checkpoint import CheckpointError
+from fsla.checkpoint import CheckpointError, in_words
+from fsla.files import open_regular
 from fsla.front.base import Bilevel
 from fsla.front.feed import RandomState
 from fsla.front.guard import Info
@@ -49,8 +50,10 @@ class Journal:
         self._size = 0
         self._board: Any = None
         if self._path is not None:
-            self._file = self._path.open("ab", buffering=0)
-            self._take_up(self._path, count)
+            with in_words():
+                descriptor = open_regular(self._path, os.O_RDWR | os.O_APPEND | os.O_CREAT)
+            self._file = os.fdopen(descriptor, "ab+", buffering=0)
+            self._take_up(self._path, descriptor, count)
             self._file.truncate(self._size)
         if board:
             assert folder is not None
@@ -93,8 +96,9 @@ class Journal:
             ) from error
         self._size += len(line)
 
-    def _take_up(self, path: Path, count: int) -> None:
-        with path.open("rb") as file:
+    def _take_up(self, path: Path, descriptor: int, count: int) -> None:
+        with open(descriptor, "rb", closefd=False) as file:
+            file.seek(0)
             for _ in range(count):
                 line = file.readline()
                 try:

@@ -1,90 +1,15 @@
-"""What a run has to do with its process: one of them in a folder, and signals that ask it to end."""
+"""Signals that ask a run to end."""
 
 from __future__ import annotations
 
-import errno
 import os
 import signal
 import sys
 import threading
-import warnings
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 from types import FrameType
 from typing import Any
-
-try:
-    import fcntl
-except ImportError:  # not on Windows
-    fcntl = None  # type: ignore[assignment]
-
-from collections.abc import Iterator
-
-from fsla.checkpoint import CheckpointError
-
-LOCK = "lock"
-_held: set[Path] = set()
-_guard = threading.Lock()
-
-
-@contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """Keeps other processes, and other runs of this one, out of a folder.
-
-    The system lets go of the lock when the process ends, in whatever way: a file that a dead process left locks
-    nothing. Child processes do not have it.
-    """
-    path = folder.resolve() / LOCK
-    with _guard:
-        if path in _held:
-            raise _refused(folder, os.getpid(), " (this one)")
-        file = _take(path, folder)
-        _held.add(path)
-    try:
-        yield
-    finally:
-        with _guard:
-            path.unlink(missing_ok=True)
-            if file is not None:
-                os.close(file)
-            _held.discard(path)
-
-
-def _take(path: Path, folder: Path) -> int | None:
-    if fcntl is None:
-        return None
-    while True:
-        file = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
-        try:
-            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            owner = os.read(file, 32).decode(errors="replace").strip()
-            os.close(file)
-            if error.errno in (errno.EACCES, errno.EAGAIN):
-                raise _refused(folder, owner or "unknown", "") from None
-            warnings.warn(
-                f"{folder} is on a file system without locks ({error.strerror}): nothing keeps a second process out.",
-                UserWarning,
-                stacklevel=5,
-            )
-            return None
-        try:
-            current = os.stat(path).st_ino == os.fstat(file).st_ino
-        except FileNotFoundError:
-            current = False
-        if not current:  # its last owner removed it between the two calls
-            os.close(file)
-            continue
-        os.ftruncate(file, 0)
-        os.write(file, f"{os.getpid()}\n".encode())
-        return file
-
-
-def _refused(folder: Path, owner: object, more: str) -> CheckpointError:
-    return CheckpointError(
-        f"{folder} must be used by one run at a time. The process {owner}{more} is using it. Wait until it ends, stop "
-        "it, or name another folder."
-    )
 
 
 class Signals:

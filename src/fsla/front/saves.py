@@ -140,6 +140,11 @@ class Saves:
         found = self.found()
         if not found:
             return None
+        link = next((path for path in found if path.is_symlink()), None)
+        if link is not None:
+            raise CheckpointError(
+                f"Cannot use {link}: it is a symbolic link. Put the checkpoint itself there, or remove the link."
+            )
         if which is False:
             raise CheckpointError(
                 f"{self._folder} must hold no checkpoint where resume=False. It holds {found[-1].name}. Leave "
@@ -299,7 +304,7 @@ def folders() -> Any:
 
 
 def _remove(path: Path) -> None:
-    if path.is_dir():
+    if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:
         path.unlink(missing_ok=True)
