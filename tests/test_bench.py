@@ -1,7 +1,6 @@
 """The benchmark runs and writes what it says; its figures are for people, not for tests."""
 
 import json
-import subprocess
 import sys
 
 import pytest
@@ -13,13 +12,13 @@ from fsla_benchmarks.steps.race import Key
 from fsla_benchmarks.steps.rows import measured
 from fsla_benchmarks.steps.table import _units
 from fsla_benchmarks.steps.traffic import Machine, predicted, predictions
-from launch import torchrun
+from launch import finish, torchrun
 
 
 def test_the_command_prints_a_table_and_writes_rows(tmp_path):
     out = tmp_path / "new" / "rows.json"
-    args = ["bench", "steps", "--problems", "softmax,quadratic", "--rounds", "2", "--device", "cpu", "--json", str(out)]
-    done = subprocess.run([sys.executable, "-m", "fsla", *args], capture_output=True, text=True, timeout=300)
+    args = ["bench", "steps", "--problems", "softmax,quadratic", "--rounds", "2", "--device", "cpu", "--json", out]
+    done = finish(sys.executable, "-m", "fsla", *args)
     assert done.returncode == 0, done.stderr
     rows = json.loads(out.read_text())["rows"]
     assert {r["problem"] for r in rows} == {"softmax", "quadratic"}
@@ -40,9 +39,7 @@ def test_the_command_prints_a_table_and_writes_rows(tmp_path):
 
 
 def test_an_unknown_problem_gets_one_message():
-    done = subprocess.run(
-        [sys.executable, "-m", "fsla", "bench", "steps", "--problems", "cn"], capture_output=True, text=True
-    )
+    done = finish(sys.executable, "-m", "fsla", "bench", "steps", "--problems", "cn")
     assert done.returncode == 2
     assert "Did you mean 'cnn'" in done.stderr
 

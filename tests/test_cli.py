@@ -4,7 +4,6 @@ import errno
 import json
 import os
 import stat
-import subprocess
 import sys
 import threading
 
@@ -14,17 +13,11 @@ import fsla
 from fsla import cli
 from fsla_reproduction.folder import Folder, check_parent
 from fsla_reproduction.synthetic import SyntheticSpec, run
+from launch import finish
 
 
 def command(*args, cwd=None, **environment):
-    return subprocess.run(
-        [sys.executable, "-m", "fsla", *args],
-        capture_output=True,
-        text=True,
-        cwd=cwd,
-        timeout=300,
-        env=os.environ | environment,
-    )
+    return finish(sys.executable, "-m", "fsla", *args, cwd=cwd, env=os.environ | environment)
 
 
 def synthetic(out):
@@ -34,8 +27,7 @@ def synthetic(out):
         "synthetic.SyntheticSpec = partial(synthetic.SyntheticSpec, K_max=120, K_timed=20, K_sequence=300)\n"
         "cli.main()\n"
     )
-    args = [sys.executable, "-c", code, "reproduce", "synthetic", "--out", str(out), "--seeds", "1"]
-    return subprocess.run(args, capture_output=True, text=True, timeout=300)
+    return finish(sys.executable, "-c", code, "reproduce", "synthetic", "--out", out, "--seeds", "1")
 
 
 @pytest.fixture
@@ -223,8 +215,7 @@ def test_an_interruption_is_said_in_one_line(tmp_path):
         "synthetic._estimators = lambda spec, seed, tell: os.kill(os.getpid(), signal.SIGINT)\n"
         "cli.main()\n"
     )
-    args = [sys.executable, "-c", code, "reproduce", "synthetic", "--out", "x"]
-    done = subprocess.run(args, capture_output=True, text=True, cwd=tmp_path, timeout=300)
+    done = finish(sys.executable, "-c", code, "reproduce", "synthetic", "--out", "x", cwd=tmp_path)
     assert done.returncode == 130
     assert done.stderr == "fsla: interrupted; the same command resumes.\n"
     assert {p.name for p in (tmp_path / "x").iterdir()} == {"spec.json", "runs"}
@@ -236,8 +227,7 @@ def test_a_write_that_breaks_off_gets_one_message(tmp_path):
         "import resource; from fsla import cli; from fsla_reproduction.plots import synthetic\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (2000, 2000)); cli.main()\n"
     )
-    args = [sys.executable, "-c", code, "reproduce", "synthetic", "--seeds", "1", "--out", str(tmp_path / "x")]
-    done = subprocess.run(args, capture_output=True, text=True, timeout=300)
+    done = finish(sys.executable, "-c", code, "reproduce", "synthetic", "--seeds", "1", "--out", tmp_path / "x")
     assert done.returncode == 2
     assert "Traceback" not in done.stderr
     assert len(done.stderr.splitlines()) == 1

@@ -3,7 +3,6 @@
 import importlib.util
 import os
 import re
-import subprocess
 import sys
 from html.parser import HTMLParser
 from pathlib import Path
@@ -12,6 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 import fsla
+from launch import finish
 
 ROOT = Path(__file__).parent.parent
 LOADS = {"script": "src", "img": "src", "iframe": "src", "link": "href", "source": "src", "object": "data"}
@@ -27,7 +27,7 @@ def site(tmp_path_factory):
     folder = tmp_path_factory.mktemp("site")
     nowhere = dict.fromkeys(("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY"), "http://127.0.0.1:9")
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(folder)]
-    done = subprocess.run(command, cwd=ROOT, env={**os.environ, **nowhere}, capture_output=True, text=True, timeout=120)
+    done = finish(*command, cwd=ROOT, env=os.environ | nowhere)
     assert done.returncode == 0, done.stderr
     return folder
 
@@ -113,6 +113,6 @@ def test_a_link_to_nowhere_fails_the_build(tmp_path):
     (tmp_path / "docs" / "index.md").write_text("# Here\n\n[there](#nowhere)\n")
     (tmp_path / "mkdocs.yml").write_text("site_name: x\n" + strict)
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path / "site")]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    done = finish(*command, cwd=tmp_path)
     assert done.returncode != 0
     assert "nowhere" in done.stderr

@@ -2,13 +2,13 @@
 
 import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 import fsla
+from launch import finish
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 NAMES = sorted(path.stem for path in EXAMPLES.glob("*.py"))
@@ -75,7 +75,7 @@ def test_an_example_runs(name, tmp_path):
     source = str(Path(fsla.__file__).parents[1])
     environment = {**os.environ, "PYTHONPATH": source, "MPLBACKEND": "Agg", "PYTHONIOENCODING": "utf-8"}
     command = [sys.executable, "-W", "error::UserWarning", str(path), "--small", "--out", str(tmp_path)]
-    done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, encoding="utf-8", timeout=300)
+    done = finish(*command, env=environment, cwd=tmp_path, encoding="utf-8")
     assert done.returncode == 0, done.stderr
     CHECKS[name](done.stdout)
     assert [p.name for p in tmp_path.iterdir()] == [f"{name}.png"]

@@ -23,6 +23,7 @@ from fsla_reproduction.images import held
 from fsla_reproduction.job import Job
 from fsla_reproduction.runs import Workers, workers
 from fsla_reproduction.synthetic import SyntheticSpec, run
+from launch import LIMIT_S, wait_until
 
 SMALL = SyntheticSpec(seeds=2, K_max=5, K_timed=5, K_sequence=10)
 
@@ -310,7 +311,7 @@ TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "
 
 def test_ranks_share_the_runs_and_leave_the_same_files(tmp_path, alone):
     process = start(tmp_path, TORCHRUN, "reproduce", "synthetic", "--seeds", "2", "--out", "x")
-    said, err = process.communicate(timeout=120)
+    said, err = process.communicate(timeout=LIMIT_S)
     assert process.returncode == 0, err
     assert timeless(tmp_path / "x") == alone
     assert said.count("summary.md") == said.count("BP and NS coincide") == 1
@@ -345,7 +346,7 @@ def test_a_cluster_is_not_for_ranks(monkeypatch, cluster):
 
 def test_a_rank_that_fails_ends_all(tmp_path):
     process = start(tmp_path, TORCHRUN, "reproduce", "synthetic", "--seeds", "2", "--out", "x", breaks="")
-    _, err = process.communicate(timeout=120)
+    _, err = process.communicate(timeout=LIMIT_S)
     assert process.returncode != 0
     assert "ZeroDivisionError" in err
     assert not (tmp_path / "x" / "summary.md").exists()
@@ -354,20 +355,15 @@ def test_a_rank_that_fails_ends_all(tmp_path):
 def test_ctrl_c_ends_all_workers_and_leaves_whole_files(tmp_path):
     process = start(tmp_path, (), "reproduce", "synthetic", "--seeds", "200", "--jobs", "2", "--out", "x")
     runs = tmp_path / "x" / "runs"
-    while process.poll() is None and not (runs.exists() and len(list(runs.glob("*.jsonl"))) > 4):
-        time.sleep(0.02)
+    wait_until(lambda: process.poll() is not None or len(list(runs.glob("*.jsonl"))) > 4)
     os.killpg(process.pid, signal.SIGINT)
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=LIMIT_S)
     assert process.returncode == 130
     assert err == "fsla: interrupted; the same command resumes.\n"
     spec = replace(SMALL, seeds=200)
     folder = Folder(tmp_path / "x", "synthetic", spec)
     assert all(folder.finished(path.stem) for path in folder.runs.iterdir())
-    for _ in range(100):
-        if not members(process.pid):
-            return
-        time.sleep(0.1)
-    pytest.fail("some workers still run")
+    wait_until(lambda: not members(process.pid))
 
 
 def members(group):

@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import subprocess
 import sys
 
 import pytest
@@ -16,6 +15,7 @@ from fsla.training import load_checkpoint, save_checkpoint
 from fsla_reproduction.cleaning import RunSpec, execute, prepare, warm_up
 from fsla_reproduction.datasets import TaskSpec, make_task
 from fsla_reproduction.methods import Bp, Cg, Fsla, NoCleaning, Ns, Oracle
+from launch import finish
 from support import network
 
 TINY = RunSpec(
@@ -113,8 +113,8 @@ def test_a_killed_command_resumes_to_the_same_records(tmp_path):
     )
 
     def outcome(name, *kill_at):
-        command = [sys.executable, "-c", code, str(tmp_path / name), *map(str, kill_at)]
-        return subprocess.run(command, env={**os.environ, "PYTHONWARNINGS": "ignore"}, timeout=600).returncode
+        command = [sys.executable, "-c", code, tmp_path / name, *kill_at]
+        return finish(*command, env=os.environ | {"PYTHONWARNINGS": "ignore"}).returncode
 
     assert outcome("whole") == 0
     for done in (20 / 40, 2 + 40 / 40):  # saved at 10 and at 30

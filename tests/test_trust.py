@@ -19,6 +19,7 @@ from fsla.cleaning import demo, job
 from fsla.cleaning.reading import Columns, Given, read
 from fsla.cleaning.report import render
 from fsla.cli import app
+from launch import finish
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 EVIL = "<script>alert(1)</script>"
@@ -518,7 +519,7 @@ def opened(page, tmp_path, script):
     options = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync"]
     options += ["--disable-background-networking", "--disable-component-update", f"--user-data-dir={tmp_path / 'user'}"]
     command = [CHROMIUM, *options, "--enable-logging=stderr", "--virtual-time-budget=2000", "--dump-dom", str(played)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    done = finish(*command)
     return done.stdout, [line for line in done.stderr.splitlines() if "CONSOLE" in line]
 
 

@@ -21,6 +21,8 @@ from fsla.ranks.group import RankError, Ranks
 from fsla.ranks.leaving import settle
 
 USUAL_TIMEOUT = 300.0
+SPEAKS_S = 2.0
+"""How long another rank waits for rank 0 to say what went wrong."""
 _NEEDED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 ALONE = Ranks()
 _joined: Ranks | None = None
@@ -83,13 +85,13 @@ def speaks(text: str) -> bool:
         return True
     try:
         store = watch.store(
-            os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), hosted=False, timeout=timedelta(seconds=2)
+            os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), hosted=False, timeout=timedelta(seconds=SPEAKS_S)
         )
         said = f"said/{hashlib.blake2b(text.encode(), digest_size=16).hexdigest()}"
         if rank == "0":
             store.set(said, text)
             return True
-        store.wait([said], timedelta(seconds=2))
+        store.wait([said], timedelta(seconds=SPEAKS_S))
     except (KeyError, ValueError, RuntimeError):  # torch's errors of the network are the last of these
         return True
     return False

@@ -1,0 +1,9 @@
+"""Started by torchrun: `fsla`, on ranks that wait for what rank 0 says as long as it takes."""
+
+from fsla.__main__ import main
+from fsla.ranks import joining
+from launch import LIMIT_S
+
+if __name__ == "__main__":
+    joining.SPEAKS_S = LIMIT_S
+    main()
