@@ -487,6 +487,7 @@ def test_a_checkpoint_of_another_problem_is_refused(tmp_path):
     refused(Setup(width=7), r"omega\.0\.weight: 'float64\[6, 4\]' there, 'float64\[7, 4\]' wanted")
     refused(Setup(algorithm=fsla.SOBA), r"algorithm: 'FSLA' there, 'SOBA' wanted")
     refused(Setup(momentum="average"), r"options\.momentum: 'none' there, 'average' wanted")
+    refused(Setup(v_at="new"), r"options\.v_at: 'old' there, 'new' wanted")
     fewer = Setup()
     refused(fewer, r"schedulers\[1\]: 'MultiStepLR' there, nothing wanted", schedulers=fewer.schedulers[:1])
     other = Setup()

@@ -180,6 +180,50 @@ def test_dropout_draws_one_mask_for_all_passes_of_a_step(products):
     assert not torch.equal(masks[0], inner[0])  # another step, another mask
 
 
+class WatchedDropout(nn.Dropout):
+    """Records the mask of every pass."""
+
+    def __init__(self):
+        super().__init__(0.5)
+        self.masks = []
+
+    def forward(self, x):
+        y = super().forward(x)
+        self.masks.append((y != 0).detach())
+        return y
+
+
+@pytest.mark.parametrize("products", ["exact", "difference"])
+def test_step_draws_another_mask_for_the_independent_batches_of_storm(products):
+    """Equal masks would make the gradients dependent that STORM needs to be independent."""
+    dropout = WatchedDropout()
+    losses = {"inner_loss": inner_loss, "outer_loss": outer_loss}
+    opt = FSLA(network(dropout), ClassWeights(), momentum="storm", products=products, **losses, **manual())
+    batches = TRAIN, TRAIN  # Of one size for both losses, so that every two masks can be compared.
+    opt.step(*batches, fresh=batches)
+    dropout.masks.clear()
+    opt.step(*batches, fresh=batches)
+    distinct = {m.numpy().tobytes() for m in dropout.masks}
+    assert len(distinct) == 4  # the inner and the outer batch of ω and v, and those of λ
+    assert len(dropout.masks) > 4
+
+
+@pytest.mark.parametrize("products", ["exact", "difference"])
+def test_step_draws_another_mask_for_each_micro_batch(products):
+    """Equal masks would give a batch in four parts a quarter of the masks of a whole one."""
+    dropout = WatchedDropout()
+    losses = {"inner_loss": inner_loss, "outer_loss": outer_loss}
+    opt = SOBA(network(dropout), ClassWeights(), products=products, **losses, **manual())
+    parts = [MicroBatches(zip(x.chunk(4), y.chunk(4), strict=True)) for x, y in (TRAIN, TRAIN)]
+    opt.step(*parts)
+    dropout.masks.clear()
+    opt.step(*parts)
+    masks = [m.numpy().tobytes() for m in dropout.masks]
+    assert len(set(masks)) == 8
+    passes = [masks[start : start + 4] for start in range(0, len(masks), 4)]
+    assert len({tuple(part) for part in passes}) == 2  # Both ends of a difference have the masks of one pass.
+
+
 @pytest.mark.parametrize("products", ["exact", "difference"])
 @pytest.mark.parametrize("kind", [FSLA, SOBA])
 def test_running_statistics_move_once_a_step(kind, products):

@@ -19,7 +19,7 @@ import torch
 import torch.autograd.forward_ad as forward
 from torch import Tensor
 
-from fsla.sample import Batch
+from fsla.sample import Batch, mix_seed
 from fsla.tree import Tree, aligned, zeros_like
 
 T = TypeVar("T")
@@ -31,6 +31,10 @@ class Setting(NamedTuple):
 
     seed: int | None = None
     autocast: torch.dtype | None = None
+
+    def for_part(self, number: int) -> Setting:
+        """Return the setting of a micro-batch: each draws numbers of its own, and the first those of a whole batch."""
+        return self if self.seed is None or number == 0 else self._replace(seed=mix_seed(self.seed, 0, number))
 
 
 _PLAIN = Setting()

@@ -100,12 +100,12 @@ class Sample(NamedTuple):
         found: dict[int, int] = {}
         for slot, batch in enumerate(self.batches):
             for j, own in enumerate(batch if isinstance(batch, Batches) else (batch,)):
-                found.setdefault(id(own), _mixed(self.seed, slot, j))
+                found.setdefault(id(own), mix_seed(self.seed, slot, j))
         return found
 
 
-def _mixed(seed: int, slot: int, j: int) -> int:
-    """A seed for batch j of a slot, far from those of the others (the constants are those of splitmix64)."""
+def mix_seed(seed: int, slot: int, j: int) -> int:
+    """Return a seed for batch j of a slot, far from those of the others (the constants are those of splitmix64)."""
     x = (seed * 0x9E3779B97F4A7C15 + (slot + 1) * 0xBF58476D1CE4E5B9 + (j + 1) * 0x94D049BB133111EB) % 2**64
     return (x ^ (x >> 31)) % 2**63
 

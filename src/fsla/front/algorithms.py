@@ -75,9 +75,10 @@ class FSLA(Bilevel):
             outer = problem.outer_at(problem.here, outer_batch, seed + 1)
             self._move_v(problem.inner_at(problem.here, inner_batch, seed).hvp(self._v), outer.d_omega)
         batches = (inner_batch, outer_batch) if fresh is None else fresh
+        own_seed = seed if fresh is None else seed + 2  # Other batches draw other masks.
 
         def direction(at: Point, v: Tree) -> Leaves:
-            return self._direction(at, v, *batches, seed, direct=outer.reads_lam)
+            return self._direction(at, v, *batches, own_seed, direct=outer.reads_lam)
 
         self._d = self._filter(direction, (problem.here, self._v), old, self._d, self._eta)
         return self._info(inner_loss, outer.value)

@@ -257,7 +257,7 @@ def identity(
     """What a checkpoint is of: the form of the variables, the algorithm, its options, and what the user says."""
     optimizers = {name: getattr(opt, name) for name in OPTIMIZERS}
     together = opt.problem.together
-    options = {name: getattr(opt, f"_{name}", None) for name in ("momentum", "eta", "max_norm", "radius")}
+    options = {name: getattr(opt, f"_{name}", None) for name in ("momentum", "eta", "v_at", "max_norm", "radius")}
     return plain(
         {
             "algorithm": type(opt).__name__,

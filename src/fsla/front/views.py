@@ -111,7 +111,10 @@ class ModelView:
             for number, part in enumerate(parts):
                 own, share = together.share(part)
                 last = number == len(parts) - 1
-                with problem.passing(self._how, tracks=tracks), together.quietly(problem.model, omega=omega and last):
+                with (
+                    problem.passing(self._how.for_part(number), tracks=tracks),
+                    together.quietly(problem.model, omega=omega and last),
+                ):
                     value = self._evaluate(problem.model, own) * (share / len(parts))
                     if value.requires_grad:
                         value.backward()  # type: ignore[no-untyped-call]
@@ -171,9 +174,9 @@ class ExactModelView(ModelView):
         parts = _parts(self._batch)
         found: Found = {}
         with problem.standing(self._at):
-            for part in parts:
+            for number, part in enumerate(parts):
                 own, share = problem.together.share(part)
-                with problem.passing(self._how, tracks=False):
+                with problem.passing(self._how.for_part(number), tracks=False):
                     value = self._shared(own, share)
                     by_lam: Sequence[Tensor | None] = [None] * len(lam)
                     if value.requires_grad:
@@ -207,9 +210,9 @@ class ExactModelView(ModelView):
         found: Found = {}
         with problem.standing(self._at):
             tracks = problem.tracks(self._name)
-            for part in parts:
+            for number, part in enumerate(parts):
                 samples, share = together.share(part)
-                with problem.passing(self._how, tracks=tracks):
+                with problem.passing(self._how.for_part(number), tracks=tracks):
                     value = self._shared(samples, share)
                     grads: Sequence[Tensor | None] = [None] * len(own)
                     if value.requires_grad:

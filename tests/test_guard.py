@@ -1,0 +1,189 @@
+"""The guard: quantities that start at 0 may grow, runs that diverge go back, and what it keeps is what is trained."""
+
+import math
+from functools import partial
+
+import pytest
+import torch
+from torch import nn
+
+import fsla
+from fsla.front.guard import KNOWN, Scale
+from support import ClassWeights, class_weighted_loss, plain_loss
+
+F64 = torch.float64
+SGD = torch.optim.SGD
+
+
+class Parameters(nn.Module):
+    """Tensors to train, by name."""
+
+    def __init__(self, **tensors):
+        super().__init__()
+        for name, t in tensors.items():
+            setattr(self, name, nn.Parameter(t.clone()))
+
+
+def quadratic(seed, condition=10.0, unit=1.0):
+    """ω starts at 0, where G = 0; its target is far away."""
+    generator = torch.Generator().manual_seed(seed)
+    basis, _ = torch.linalg.qr(torch.randn(6, 6, generator=generator, dtype=F64))
+    h = basis @ torch.diag(torch.logspace(0, -math.log10(condition), 6, dtype=F64)) @ basis.T
+    j = torch.randn(6, 3, generator=generator, dtype=F64)
+    target = unit * torch.randn(6, generator=generator, dtype=F64)
+    model = Parameters(w=torch.zeros(6, dtype=F64))
+    outer = Parameters(lam=torch.randn(3, generator=generator, dtype=F64))
+    return model, outer, {
+        "inner_loss": lambda model, outer, batch: model.w @ h @ model.w / 2 - model.w @ j @ outer.lam,
+        "outer_loss": lambda model, outer, batch: (model.w - target).square().sum() / 2,
+    }  # fmt: skip
+
+
+def run(problem, kind=fsla.SOBA, steps=120, **options):
+    model, outer, losses = problem
+    opt = kind(model, outer, **losses, **options)
+    for _ in range(steps):
+        opt.step(None)
+    return model, outer, opt
+
+
+@pytest.mark.parametrize("kind", [fsla.FSLA, fsla.SOBA])
+@pytest.mark.parametrize("unit", [1e-3, 1.0, 1e3])
+@pytest.mark.parametrize("condition", [1.0, 100.0])
+def test_guard_leaves_quadratic_that_starts_at_zero_alone(kind, unit, condition):
+    """A rescue would be a warning, which fails here, and would change the numbers."""
+    watched = run(quadratic(0, condition, unit), kind)[0]
+    unwatched = run(quadratic(0, condition, unit), kind, rescues=None)[0]
+    assert watched.w.norm() > 0
+    assert torch.equal(watched.w, unwatched.w)
+
+
+def chain(states=6, slip=0.2, discount=0.9):
+    """A walk with a reward at its end: Q of each state and move, their expected value, and the best policy's value."""
+    to, reward = torch.zeros(states, 2, states, dtype=F64), torch.zeros(states, 2, dtype=F64)
+    for state in range(states - 1):
+        for move, step in enumerate((-1, 1)):
+            for taken, p in ((step, 1 - slip), (-step, slip)):
+                new = min(max(state + taken, 0), states - 1)
+                if new == states - 1:
+                    reward[state, move] += p
+                else:
+                    to[state, move, new] += p
+
+    def value(policy):
+        moves = torch.einsum("sa,sat->st", policy, to)
+        return torch.linalg.solve(torch.eye(states, dtype=F64) - discount * moves, (policy * reward).sum(1))[0]
+
+    def bellman(critic, actor, batch):
+        values = (actor.logits.softmax(1) * critic.q).sum(1)
+        return (reward + discount * to @ values - critic.q).square().sum() / 2
+
+    def minus_value(critic, actor, batch):
+        return -(actor.logits[0].softmax(0) * critic.q[0]).sum()
+
+    zeros = torch.zeros(states, 2, dtype=F64)
+    problem = (Parameters(q=zeros), Parameters(logits=zeros), {"inner_loss": bellman, "outer_loss": minus_value})
+    return problem, value, value(torch.tensor([0.0, 1.0], dtype=F64).repeat(states, 1))
+
+
+def test_guard_lets_values_of_a_critic_spread_from_zero():
+    """F, v and d start at 0 and rightly grow by more than a hundredfold; the policy reaches the optimum."""
+    problem, value, best = chain()
+    _, actor, _ = run(problem, fsla.FSLA, steps=800)
+    assert value(actor.logits.softmax(1)) > 0.99 * best
+
+
+@pytest.mark.parametrize(
+    ("options", "names"),
+    [
+        ({"optimizer": partial(SGD, lr=3.0)}, "inner loss and outer loss"),
+        ({"adjoint_optimizer": partial(SGD, lr=3.0)}, "v and hypergradient"),
+        ({"outer_optimizer": partial(SGD, lr=1e3)}, "hypergradient"),
+    ],
+    ids=["inner", "adjoint", "outer"],
+)
+def test_guard_finds_steps_that_are_too_long_from_a_start_at_zero(options, names):
+    """Exponential growth is told from a start at 0 long before anything overflows."""
+    with pytest.warns(fsla.RescueWarning, match=f"{names}.* not finite or 100 times") as caught:
+        _, _, opt = run(quadratic(1), steps=40, rescues=30, **options)
+    assert all("diverged at step" in str(warning.message) for warning in caught)
+    assert all(bool(t.isfinite().all()) for t in opt.problem.moving())
+
+
+def test_guard_finds_a_jump_at_once_where_both_losses_start_above_zero():
+    """Dead units end a blow-up on a plateau, which never grows again."""
+
+    def shifted(model, outer, batch):
+        return class_weighted_loss(model, outer, batch[:2]) + batch[2]
+
+    batch = torch.ones(6, 4, dtype=F64), torch.arange(6) % 3
+    opt = fsla.SOBA(nn.Linear(4, 3, dtype=F64), ClassWeights(), inner_loss=shifted, outer_loss=plain_loss)
+    for _ in range(2):
+        opt.step((*batch, 0.0), batch)
+    for _ in range(2):
+        opt.step((*batch, 1e4), batch)
+    with pytest.warns(fsla.RescueWarning, match="at step 5: inner loss not finite or 100 times"):
+        opt.step((*batch, 1e4), batch)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "diverges"),
+    [
+        ([1.0] * KNOWN + [50.0, 99.0, 101.0], False),
+        ([1.0] * (KNOWN + 1) + [101.0], True),
+        ([1.0] * KNOWN + [101.0], False),
+        ([0.0] * 50 + [1e-9, 1.0, 2.0], False),
+        ([1e-9, 1e-6, 1e-3, 1e-2], False),
+        ([1e-9, 1e-6, 1e-3, 1.0], True),
+        ([1e-9, 1e-6, 1e-3, 1e-3, 1.0, 1e3], False),
+        ([math.nan], True),
+        ([1.0, math.inf], True),
+    ],
+)
+def test_scale_tells_divergence_from_growth_out_of_zero(sizes, diverges):
+    """The first size is the scale; growth counts against a known scale, or as often in a row as makes one known."""
+    scale = Scale()
+    for size in sizes:
+        scale.observe(size)
+    assert (scale.growths >= KNOWN) == diverges
+
+
+def test_guard_keeps_no_copy_of_a_frozen_backbone(tmp_path):
+    """A copy of a frozen base of a fine-tuned model costs as much as the base; a checkpoint would hold it twice."""
+    frozen = nn.Linear(4, 20_000, dtype=F64).requires_grad_(False)
+    model = nn.Sequential(frozen, nn.Flatten(), nn.Linear(20_000, 3, dtype=F64))
+    batch = torch.ones(6, 4, dtype=F64), torch.arange(6) % 3
+    opt = fsla.SOBA(model, ClassWeights(), inner_loss=class_weighted_loss, outer_loss=plain_loss)
+    opt.step(batch, batch)
+    assert all(t.shape != frozen.weight.shape for t in opt._good["tensors"])
+    assert sum(t.numel() for t in opt._good["tensors"]) == sum(
+        p.numel() for p in (*model[2].parameters(), *opt.problem.lam.values())
+    )
+
+
+def test_guard_writes_a_new_good_state_into_the_memory_of_the_last():
+    """Two copies at once would double what the guard costs."""
+    model = nn.Linear(4, 3, dtype=F64)
+    batch = torch.ones(6, 4, dtype=F64), torch.arange(6) % 3
+    opt = fsla.SOBA(model, ClassWeights(), inner_loss=class_weighted_loss, outer_loss=plain_loss)
+    opt.step(batch, batch)
+    places = [t.data_ptr() for t in opt._good["tensors"]]
+    for _ in range(9):
+        opt.step(batch, batch)
+    assert [t.data_ptr() for t in opt._good["tensors"]] == places
+    assert opt._good["state"]["k"] == 10
+    assert torch.equal(opt._good["tensors"][0], model.weight)
+    opt.step(batch, batch)
+    assert not torch.equal(opt._good["tensors"][0], model.weight)
+
+
+def test_guard_that_may_not_rescue_keeps_nothing():
+    """`rescues=0` stops at a divergence, at no cost in memory."""
+    batch = torch.ones(6, 4, dtype=F64), torch.arange(6) % 3
+    losses = {"inner_loss": class_weighted_loss, "outer_loss": plain_loss}
+    opt = fsla.SOBA(nn.Linear(4, 3, dtype=F64), ClassWeights(), **losses, rescues=0)
+    for _ in range(9):
+        opt.step(batch, batch)
+    assert opt._good is None
+    with pytest.raises(fsla.DivergenceError, match="inner loss"):
+        opt.step((batch[0] * math.nan, batch[1]), batch)
