@@ -29,6 +29,28 @@ def map_tensors(f: Callable[[Tensor], Tensor], x: Any, seen: dict[int, Any] | No
     return out
 
 
+def copied(x: Any, into: Any = None) -> Any:
+    """Copy a nest, each tensor on its own device.
+
+    Args:
+        x: the nest.
+        into: an earlier copy of a nest like it, whose tensors are written to where they fit; it is used up.
+    """
+    places: dict[int, Tensor] = {}
+
+    def collect(t: Tensor) -> Tensor:
+        return places.setdefault(len(places), t)
+
+    def copy(t: Tensor) -> Tensor:
+        place = places.pop(next(iter(places), 0), None)
+        if place is None or (place.shape, place.dtype, place.device) != (t.shape, t.dtype, t.device):
+            return t.detach().clone()
+        return place.copy_(t.detach())
+
+    map_tensors(collect, into)
+    return map_tensors(copy, x)
+
+
 def rebuild(x: Any, parts: Sequence[Tensor]) -> Any:
     """The nest with other tensors, in the order of `tensors`."""
     left = iter(parts)

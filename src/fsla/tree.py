@@ -168,8 +168,8 @@ def scale(a: Scalar, x: Leaves) -> Leaves:
 
 def dot(x: Leaves, y: Leaves) -> Tensor:
     """Returns <x, y> as a 0-d tensor."""
-    pairs = zip(x.values(), aligned(y, x), strict=True)
-    parts = [(_dense(a) * _dense(b)).sum() for a, b in pairs]
+    products = torch._foreach_mul([_dense(a) for a in x.values()], [_dense(b) for b in aligned(y, x)])
+    parts = [t.sum() for t in products]
     return whole(parts[0] if len(parts) == 1 else torch.stack(parts).sum())
 
 
@@ -177,6 +177,16 @@ def norm(x: Leaves) -> Tensor:
     """Returns the Euclidean norm of x as a 0-d tensor."""
     total: Tensor = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(list(dense(x).values()))))
     return whole(total)
+
+
+def copy_(to: list[Tensor], source: list[Tensor]) -> None:
+    """Write tensors into others of the same shapes, in one kernel where they are on a GPU."""
+    with torch.no_grad():
+        if any(is_sharded(t) for t in to):  # DTensor has no fused copy.
+            for t, value in zip(to, source, strict=True):
+                t.copy_(value)
+        elif to:
+            torch._foreach_copy_(to, source)
 
 
 def is_sharded(t: object) -> TypeGuard[DTensor]:

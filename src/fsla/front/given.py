@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from fsla.tree import Tree
+from fsla.tree import Tree, axpy
 
 Maker = torch.optim.Optimizer | Callable[[Any], torch.optim.Optimizer] | None
 
@@ -57,9 +57,9 @@ def with_decay(hv: Tree, v: Tree, optimizer: torch.optim.Optimizer, omega: Mappi
     for group in optimizer.param_groups:
         decay = group.get("weight_decay", 0.0)
         if decay:
-            for p in group["params"]:
-                name = names[id(p)]
-                out[name] = out[name] + decay * v[name]
+            of_group = [names[id(p)] for p in group["params"]]
+            own = {name: out[name] for name in of_group}
+            out |= axpy(decay, {name: v[name] for name in of_group}, own)
     return out
 
 

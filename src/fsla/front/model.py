@@ -28,7 +28,7 @@ from fsla.passes import Setting
 from fsla.problem import Point
 from fsla.ranks import join, raise_once
 from fsla.sample import Batch
-from fsla.tree import is_sharded, own
+from fsla.tree import copy_, is_sharded, own
 from fsla.views import INNER, OUTER, Ways
 
 EXACT_UP_TO = 10_000_000
@@ -127,16 +127,14 @@ class ModelProblem(Problem):
         """Has the parameters stand at a point, and puts them back bit by bit."""
         pairs = [(self.omega[name], t) for name, t in at.omega.items()] + [(self.lam[n], t) for n, t in at.lam.items()]
         moves = [(p, t) for p, t in pairs if own(p).data_ptr() != own(t).data_ptr()]
-        home = [p.detach().clone() for p, _ in moves]
+        moved: list[Tensor] = [p for p, _ in moves]
+        home = [torch.empty_like(p, requires_grad=False) for p in moved]
+        copy_(home, moved)
         try:
-            with torch.no_grad():
-                for p, t in moves:
-                    p.copy_(t)
+            copy_(moved, [t for _, t in moves])
             yield
         finally:
-            with torch.no_grad():
-                for (p, _), t in zip(moves, home, strict=True):
-                    p.copy_(t)
+            copy_(moved, home)
 
     @contextmanager
     def passing(self, how: Setting, *, tracks: bool) -> Iterator[None]:
@@ -157,6 +155,10 @@ class ModelProblem(Problem):
     def tensors(self) -> list[Tensor]:
         """Every parameter and buffer of the model and of outer, as it stands."""
         return [t.detach() for part in (self.model, self.outer) for _, t in named_tensors(part)]
+
+    def moving(self) -> list[Tensor]:
+        """Return what a step may move in place: trainable parameters and all buffers."""
+        return [t.detach() for t in (*self.omega.values(), *self.lam.values(), *self._buffers())]
 
     def _buffers(self) -> Iterator[Tensor]:
         for _, member in (*members(self.model), *members(self.outer)):

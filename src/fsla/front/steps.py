@@ -34,7 +34,7 @@ class Curvature:
     """
 
     def __init__(self, omega: Tree) -> None:
-        self._generator = torch.Generator().manual_seed(0)
+        self._generator = torch.Generator(next(iter(omega.values())).device).manual_seed(0)
         self.size = 0.0
         self._along_v: Tensor | float = 0.0
         self._u = self._unit(self._noise(omega))
@@ -68,14 +68,19 @@ class Curvature:
         self.size = float(state["size"])
         self._along_v = state["along_v"]
         self._u = {name: t.clone() for name, t in state["u"].items()}
-        self._generator.set_state(state["random"].cpu())
+        random = state["random"].cpu()
+        if len(random) == len(self._generator.get_state()):
+            self._generator.set_state(random)
+        else:  # The run was saved on another kind of device, whose generator has another form.
+            self._generator.manual_seed(0)
 
     def _noise(self, like: Tree) -> Tree:
-        """A direction of length about 1."""
-        count = sum(t.numel() for t in like.values())
-        return {
-            name: spread(torch.randn(t.shape, generator=self._generator), t) / count**0.5 for name, t in like.items()
-        }
+        """Draw a direction of length about 1 on the device of ω."""
+        generator = self._generator
+        drawn = [spread(torch.randn(t.shape, generator=generator, device=generator.device), t) for t in like.values()]
+        count = sum(t.numel() for t in drawn)
+        torch._foreach_div_(drawn, count**0.5)
+        return dict(zip(like, drawn, strict=True))
 
     def _unit(self, x: Tree) -> Tree:
         return scale(1 / norm(x), x)
@@ -107,9 +112,9 @@ class Gate:
 
     def __init__(self, omega: Tree, width: float = 0.1) -> None:
         total = sum(t.numel() for t in omega.values())
-        sharded = any(is_sharded(t) for t in omega.values())
-        self._stride = 1 if sharded else -(-total // self.COORDINATES)
-        self._names = _spaced(omega, self.COORDINATES) if sharded else list(omega)
+        self._sharded = any(is_sharded(t) for t in omega.values())
+        self._stride = -(-total // self.COORDINATES)
+        self._names = _spaced(omega, self.COORDINATES) if self._sharded else list(omega)
         self._width = width
         self._count = 0
         self._sums: tuple[Tree, Tree] | None = None
@@ -144,9 +149,9 @@ class Gate:
         self._unsolved = state["unsolved"]
 
     def _some(self, x: Tree) -> Tree:
-        if self._stride == 1:
+        if self._sharded:
             return {name: x[name] for name in self._names}
-        return {name: t.flatten()[:: self._stride].clone() for name, t in x.items()}
+        return {"coordinates": torch.cat([x[name].flatten()[:: self._stride] for name in self._names])}
 
 
 def _spaced(x: Tree, count: int) -> list[str]:
