@@ -17,7 +17,8 @@ from torch import nn
 
 import fsla
 from fsla.cleaning import tables, transition
-from fsla.cleaning.choice import Candidate, choose, shares, split, stand_ins_by_fold
+from fsla.cleaning.candidate import Candidate
+from fsla.cleaning.choice import choose, shares, split, stand_ins_by_fold
 from fsla.cleaning.inputs import check_spelling
 from fsla.cleaning.material import Material, evident, given, soft
 from fsla.cleaning.networks import Pace, Stack, maker, stacked
@@ -396,8 +397,10 @@ def test_the_cleaner_finds_wrong_labels_and_what_they_should_be(cleaner):
 
 def test_the_cleaner_weighs_groups_too(cleaner):
     table = cleaner.weights_.set_index("group")
-    assert table.loc["a", "verdict"] == table.loc["b", "verdict"] == "keep"
-    assert table.loc["liar", "verdict"] == "drop"
+    assert table.loc["a", "decision"] == table.loc["b", "decision"] == "keep"
+    assert table.loc["liar", "decision"] == "review"  # all 60 are right with it, too
+    assert table.loc["liar", "high"] < 0.3
+    assert table.loc["liar", "wrong_labels"] > 0.9
     assert table["samples"].sum() == 400
     assert (table["low"] <= table["weight"]).all()
     assert (table["weight"] <= table["high"]).all()
@@ -560,18 +563,26 @@ def test_columns_in_another_order_are_refused():
         cleaner.predict(clean[names[::-1]])
 
 
-def test_no_group_is_dropped_where_weighing_does_not_help():
+def test_group_table_has_the_choice_s_decisions_and_counts_of_flags():
+    """What the table says of labels must be countable in issues.csv."""
     m = material(pace=Pace(bilevel_steps=5))
     choice = choose(m, names=["everything", "group weights"])
-    choice.group_weights[:] = torch.tensor([1.0, 1.0, 0.5, 0.0])
-    nothing, weighed = choice.candidates
     names = np.array(["a", "b", "careless", "liar"])
-    weighed.held = [(truths.new_zeros(len(truths), 3).float() + 1 / 3, truths) for _, truths in nothing.held]
-    assert tables.weights(names, m.groups, choice)["verdict"].tolist() == ["keep", "keep", "keep", "unsure"]
-    weighed.held = [(nn.functional.one_hot(truths, 3).float(), truths) for _, truths in nothing.held]
-    found = tables.weights(names, m.groups, choice)
-    assert found["verdict"].tolist() == ["keep", "keep", "keep", "drop"]
-    assert found["wrong_labels"].iloc[-1] > 0.5 > found["wrong_labels"].iloc[0]
+    table = tables.weights(names, m.groups, choice).set_index("group")
+    assert table.loc[names, "decision"].tolist() == choice.decisions
+    flags = torch.bincount(m.groups, weights=choice.labels.flagged.double())
+    np.testing.assert_allclose(table.loc[names, "wrong_labels"] * table.loc[names, "samples"], flags)
+    assert table.loc["liar", "wrong_labels"] > 0.5 > table.loc["a", "wrong_labels"]
+
+
+def test_choice_measures_groups_left_out_only_while_there_is_time():
+    """Without time a group in question is for review, never dropped on its weight alone."""
+    m = material(pace=Pace(bilevel_steps=5))
+    late = []
+    choice = choose(m, names=["everything", "group weights"], enough=lambda: len(late.append(1) or late) > 2)
+    assert "review" in choice.decisions
+    assert "drop" not in choice.decisions
+    assert {(removal.change, removal.reason) for removal in choice.removals} == {(None, "time was up")}
 
 
 BAD = np.array([[0.0, np.nan], [1.0, 2.0], [0.0, 1.0]])
@@ -605,7 +616,7 @@ def test_one_group_a_group_of_one_and_labels_all_wrong_end_well():
     clean = blobs(30, 9)
     few = QUICK | {"ways": ["everything", "mended labels"]}
     one = fsla.HyperCleaner(**few).fit(x, y, *clean, groups=["all"] * 120)
-    assert one.weights_["verdict"].tolist() == ["keep"]
+    assert one.weights_["decision"].tolist() == ["keep"]
     alone = fsla.HyperCleaner(**QUICK).fit(x, y, *clean, groups=["all"] * 119 + ["single"])
     assert len(alone.weights_) == 2
     wrong = fsla.HyperCleaner(**few | {"steps": 150}).fit(x, (true + 1) % 3, *clean)

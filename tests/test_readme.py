@@ -28,7 +28,7 @@ def test_the_readme(capsys):
 def test_the_page_on_data(capsys):
     names = run("docs/data.md")
     cleaner = names["cleaner"]
-    assert cleaner.weights_.set_index("group")["verdict"].to_dict() == {"shop": "keep", "forum": "drop"}
+    assert cleaner.weights_.set_index("group")["decision"].to_dict() == {"shop": "keep", "forum": "drop"}
     wrong = names["y"] != names["true"]
     assert wrong[cleaner.find_label_issues()["index"][:50]].mean() > 0.9
     assert "suggested_label" in capsys.readouterr().out

@@ -473,7 +473,7 @@ def test_a_budget_that_ends_early_is_said(files, quick):
     done = cleaned(files, "--budget", "0")
     assert done.code == 0
     assert "Time was up before these ways were tried: everything, agreement" in done.text
-    assert set(pd.read_csv(files / "out" / "weights.csv")["verdict"]) == {"not compared"}
+    assert set(pd.read_csv(files / "out" / "weights.csv")["decision"]) == {"not compared"}
     assert "not compared" in (files / "out" / "report.html").read_text(encoding="utf-8")
 
 
@@ -498,7 +498,7 @@ def page(tmp_path_factory):
         x, given.y, clean[["a", "b", "c", "d"]].to_numpy(np.float32), clean_true, groups=groups
     )
     path = tmp_path_factory.mktemp("page") / "report.html"
-    path.write_text(render(found, given, 40, f"A report {EVIL}", EVIL, f"Found {EVIL}"), encoding="utf-8")
+    path.write_text(render(found, given, 40, f"A report {EVIL}", EVIL, [f"Found {EVIL}"]), encoding="utf-8")
     return path
 
 
@@ -567,7 +567,7 @@ def test_the_demonstration_finds_the_bad_sources(tmp_path):
     done = run("clean", "--demo", "--out", tmp_path / "out", "--device", "cpu")
     assert done.code == 0, done.text
     summary = json.loads((tmp_path / "out" / "summary.json").read_text())
-    verdicts = {row["group"]: row["verdict"] for row in summary["weights"]}
-    assert [verdicts[name] for name in demo.SOURCES] == ["keep"] * 3 + ["drop"] * 3
+    decisions = {row["group"]: row["decision"] for row in summary["weights"]}
+    assert [decisions[name] for name in demo.SOURCES] == ["keep"] * 3 + ["drop"] * 3
     assert min(summary["demo"]["precision"], summary["demo"]["recall"]) > 0.9
     assert summary["demo"]["accuracy_after"] > summary["demo"]["accuracy_before"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -106,7 +107,9 @@ class Trusting(BaseEstimator):  # type: ignore[misc]
         if regression:
             self.candidates_["error"] *= self._unit
         self._skipped = choice.skipped
-        self._weighing_helps = choice.weighing_helps
+        unit = self._unit if regression else 1.0
+        self._changes = {name: change.in_units(unit) for name, change in choice.changes.items()}
+        self._removals = [replace(r, change=r.change and r.change.in_units(unit)) for r in choice.removals]
         self._model = choice.model
         self._curve = choice.curve
         if self._groups is not None:

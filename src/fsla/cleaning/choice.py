@@ -7,7 +7,7 @@ Where one way is clearly best it has all; where several are as good, their mean 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,64 +16,17 @@ from torch import Tensor
 
 from fsla.checks import pick
 from fsla.cleaning.bilevel import Weighed
+from fsla.cleaning.candidate import Candidate
+from fsla.cleaning.decisions import Change, Removal, compare, decide
 from fsla.cleaning.material import Material, threads
 from fsla.cleaning.mixture import Member, Mixture, likelihood, tempered
-from fsla.cleaning.ways import EVERYTHING, WITH_GROUPS, Bench, usual, ways
+from fsla.cleaning.training import CrossFit
+from fsla.cleaning.ways import EVERYTHING, Bench, usual, ways
 from fsla.ranks import join
 
 FOLDS = 3
-TEMPERATURES = tuple(2 ** (step / 4) for step in range(-12, 13))
 LEAST = 0.05
 """A way with a smaller share is left out."""
-
-
-@dataclass
-class Candidate:
-    """A way, and what it said of the trusted samples that each fold held out, and of those that stand in for them."""
-
-    name: str
-    held: list[tuple[Tensor, Tensor]] = field(default_factory=list)
-    """Answers and truths, of each fold."""
-    share: float = 0.0
-    """In the final model."""
-
-    @property
-    def answers(self) -> Tensor:
-        """Of all folds, as sure as they should be."""
-        return tempered(self._raw, self.temperature)
-
-    @property
-    def truths(self) -> Tensor:
-        return torch.cat([truths for _, truths in self.held])
-
-    @property
-    def temperature(self) -> float:
-        """How much too sure its probabilities are: p^(1/T) is most likely. Of a regression it is 1.
-
-        Without that a network that learnt from wrong labels, and so is never sure, would win over one that is right
-        more often.
-        """
-        raw = self._raw
-        if raw.ndim == 1:
-            return 1.0
-        return max(TEMPERATURES, key=lambda temperature: likelihood(tempered(raw, temperature), self.truths))
-
-    @property
-    def score(self) -> float:
-        """The mean log-likelihood of a trusted sample, at the best temperature."""
-        return likelihood(self.answers, self.truths)
-
-    @property
-    def error(self) -> float:
-        """The share of wrong answers, or the root mean squared error."""
-        raw = self._raw
-        if raw.ndim == 2:
-            return float((raw.argmax(1) != self.truths).float().mean())
-        return float((raw - self.truths).square().mean().sqrt())
-
-    @property
-    def _raw(self) -> Tensor:
-        return torch.cat([answers for answers, _ in self.held])
 
 
 class Labels(NamedTuple):
@@ -81,10 +34,10 @@ class Labels(NamedTuple):
 
     belief: Tensor
     """(mixed, classes): what each may be."""
-    chance: Tensor
-    """How far each is believed, with T."""
     quality: Tensor
-    """The same, with T and without, times the weight of its group."""
+    """How far each given label is believed, with T and without, times the weight of its group."""
+    flagged: Tensor
+    """Whether another label than the given one is the most probable."""
     transition: Tensor
     """T, the mean of the groups' where there are several."""
     noise_rate: float
@@ -110,13 +63,12 @@ class Choice:
     """None for regressions."""
     skipped: tuple[str, ...] = ()
     """Ways that were not tried, since time was up."""
-
-    @property
-    def weighing_helps(self) -> bool:
-        """Whether a way that weighs groups does better on the trusted samples than doing nothing; True if unknown."""
-        scores = {candidate.name: candidate.score for candidate in self.candidates}
-        weighed = [scores[name] for name in WITH_GROUPS if name in scores]
-        return not weighed or EVERYTHING not in scores or max(weighed) > scores[EVERYTHING]
+    changes: dict[str, Change] = field(default_factory=dict)
+    """Of each way and of the model, against training on everything as it is; empty if that was not tried."""
+    decisions: list[str] | None = None
+    """On each group; None where groups were not compared."""
+    removals: tuple[Removal, ...] = ()
+    """What it changes to leave out the groups in question."""
 
 
 Enough = Callable[[], bool]
@@ -154,23 +106,20 @@ class Trial:
         for name in tried:
             pick(name, ways(material), "way to train")
         here = join()
-        parts = split(material, folds)
-        self._held = Bench(material, [_without(parts, number) for number in range(folds)])
-        stand_ins = stand_ins_by_fold(self._held, folds)
+        self._parts = split(material, folds)
+        self._held = Bench(material, [_without(self._parts, number) for number in range(folds)])
+        self._stand_ins = stand_ins_by_fold(self._held, folds)
         self.candidates: list[Candidate] = []
         for name in tried:
             late: bool = here.from_first(bool(enough()))
             if self.candidates and late:
                 break
             report(name, len(self.candidates), len(tried) + 1)
-            fit = self._held.go(name).fit
-            held = []
-            for view, (rows, others) in enumerate(zip(parts, stand_ins, strict=True)):
-                answers = torch.cat([fit.answers(view, material.x[rows]), fit.unseen[view, others]])
-                held.append((answers, material.y[torch.cat([rows, others])]))
-            self.candidates.append(Candidate(name, held))
+            self.candidates.append(self._candidate(name, self._held.go(name).fit))
         self._skipped = tuple(tried[len(self.candidates) :])
         self._report = report
+        self._enough = enough
+        self._left_out: dict[tuple[int, ...], Candidate] = {}
         for candidate, share in zip(self.candidates, here.from_first(shares(self.candidates)), strict=True):
             candidate.share = share
         self.final = Bench(material, repeats=repeats, groups=_mean(self._held.groups))
@@ -186,18 +135,72 @@ class Trial:
             networks = self.final.go(candidate.name).fit.networks[0]
             members.append(Member(candidate.share, candidate.temperature, tuple(networks)))
         groups = self._held.groups
+        together = _together(taken)
         choice = Choice(
             self.candidates,
-            _together(taken),
+            together,
             Mixture(tuple(members), self.final.material.classes),
             weight=torch.stack([c.share * self.final.go(c.name).weight[0] for c in taken]).sum(0),
             group_weights=torch.stack([found.weights for found in groups]) if groups else None,
             curve=groups[0].curve if groups else [],
             labels=self._labels(taken) if self.final.material.classes else None,
             skipped=self._skipped,
+            changes=self._changes(together),
         )
+        self._decide(choice)
         self._report("done", total, total)
         return choice
+
+    def _candidate(self, name: str, fit: CrossFit) -> Candidate:
+        x, y = self._held.material.x, self._held.material.y
+        held = []
+        for view, (rows, others) in enumerate(zip(self._parts, self._stand_ins, strict=True)):
+            answers = torch.cat([fit.answers(view, x[rows]), fit.unseen[view, others]])
+            held.append((answers, y[torch.cat([rows, others])]))
+        return Candidate(name, held)
+
+    def _changes(self, together: Candidate) -> dict[str, Change]:
+        named = {candidate.name: candidate for candidate in self.candidates}
+        if EVERYTHING not in named:
+            return {}
+        nothing = named.pop(EVERYTHING)
+        return {name: self._change(nothing, other) for name, other in (named | {together.name: together}).items()}
+
+    def _change(self, before: Candidate, after: Candidate) -> Change:
+        return compare(before.answers, after.answers, before.truths, sum(len(rows) for rows in self._parts))
+
+    def _decide(self, choice: Choice) -> None:
+        """Decides on groups. All ranks decide by the numbers of the first one: each trains what is measured."""
+        material = self.final.material
+        if material.groups is None or (choice.group_weights is None and material.group_count > 1):
+            return
+        count = material.group_count
+        found = torch.ones(1, count) if choice.group_weights is None else choice.group_weights
+        samples = torch.bincount(material.groups, minlength=count)
+        flagged = torch.zeros_like(samples)
+        if choice.labels is not None:
+            flagged.index_add_(0, material.groups, choice.labels.flagged.to(flagged.dtype))
+        facts = [part.tolist() for part in (found.min(0).values, found.max(0).values, flagged, samples)]
+        low, high, wrong, rows = join().from_first(facts)
+        choice.decisions, removals = decide(low, high, wrong, rows, self._without_groups)
+        choice.removals = tuple(removals)
+
+    def _without_groups(self, out: Sequence[int], more: Sequence[int]) -> Change | None:
+        """What it changes on the held-out samples to train without more groups; None if time is up."""
+        here = join()
+        if here.from_first(bool(self._enough())):
+            return None
+        total = len(self.candidates) + 1
+        self._report("groups left out", len(self.candidates), total)
+        change = self._change(self._trained_without(out), self._trained_without([*out, *more]))
+        return replace(change, effect=here.from_first(change.effect))
+
+    def _trained_without(self, groups: Sequence[int]) -> Candidate:
+        key = tuple(groups)
+        if key not in self._left_out:
+            fit = self._held.without(groups) if groups else self._held.go(EVERYTHING).fit
+            self._left_out[key] = self._candidate(EVERYTHING, fit)
+        return self._left_out[key]
 
     def _labels(self, taken: Sequence[Candidate]) -> Labels:
         p = _mixed(taken, self.final)
@@ -208,8 +211,8 @@ class Trial:
         explained = self._rates(torch.cat([belief, held_belief]))
         doubted = self._rates(torch.cat([p, held_p]))
         rates = (min(explained), max(doubted + explained))
-        chance = self.final.material.chance_of_given(belief)
-        return Labels(belief[0], chance[0], quality[0], transition[0], explained[0], rates)
+        flagged = belief[0].max(1).indices != self.final.material.given
+        return Labels(belief[0], quality[0], flagged, transition[0], explained[0], rates)
 
     def _rates(self, belief: Tensor) -> list[float]:
         rates: list[float] = (1 - self.final.material.chance_of_given(belief)).mean(1).tolist()

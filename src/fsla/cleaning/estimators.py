@@ -44,7 +44,7 @@ class HyperCleaner(ClassifierMixin, Trusting):  # type: ignore[misc]
             from there to all that the networks doubt.
         sample_weight_: for any other estimator's `fit`: how much each sample counts with the label that it was given.
         weights_: of the groups, where given: a table of group, samples, wrong_labels (the share that looks wrong),
-            weight, low, high and verdict.
+            weight, low, high and decision (keep, drop, review or not compared).
         candidates_: the ways that were tried, with the trusted log-likelihood that each reached and its share in the
             model; and the model, "together".
     """
@@ -102,7 +102,7 @@ class DataWeigher(Trusting):
         model, folds, steps, bilevel_steps, device, random_state, ways, enough, progress: as of `HyperCleaner`.
 
     Attributes:
-        weights_: a table of group, samples, weight, low and high (over runs on other trusted samples), and verdict.
+        weights_: a table of group, samples, weight, low and high (over runs on other trusted samples), and decision.
         sample_weight_: for any other estimator's `fit`.
         candidates_: the ways that were tried, with the trusted log-likelihood that each reached and its share in the
             model; and the model, "together".

@@ -12,12 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from fsla.cleaning.decisions import DROPPED, suspect
 from fsla.cleaning.estimators import DataWeigher, HyperCleaner
+from fsla.cleaning.finding import Facts, Group, LeftOut, lines
 from fsla.cleaning.inputs import Array
 from fsla.cleaning.reading import Columns, Given, read
 from fsla.cleaning.report import render
-from fsla.cleaning.tables import NOT_COMPARED, dropped
-from fsla.cleaning.ways import EVERYTHING
+from fsla.cleaning.tables import dropped
+from fsla.cleaning.ways import BOTH, EVERYTHING, MENDED
 from fsla.files import (
     ensure_folder,
     foreign,
@@ -37,7 +39,6 @@ SUMMARY = "summary.json"
 FILES = frozenset({"weights.csv", "issues.csv", "cleaned.csv", "model.safetensors", "report.html", SUMMARY})
 """Every name that a run may write."""
 MAKER = "fsla"
-VERBS = {"keep": "use", "drop": "leave out", "unsure": "look at", NOT_COMPARED: "not compared:"}
 
 
 @dataclass(frozen=True)
@@ -103,48 +104,49 @@ def claim_out(out: Path) -> Iterator[None]:
         yield
 
 
-def finding(found: Any, job: Job) -> str:
-    """What was found, in a sentence or two."""
-    parts = []
-    if hasattr(found, "weights_") and len(found.weights_) > 1:
-        table = found.weights_
-        for verdict, verb in VERBS.items():
-            names = [str(name) for name in table[table["verdict"] == verdict]["group"]]
-            if names:
-                shown = ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
-                parts.append(f"{verb} {shown}")
-        text = "; ".join(parts)
-        parts = [text[:1].upper() + text[1:] + "."]
-        if not found._weighing_helps:
-            parts.append(
-                "Weighing groups does no better on the trusted samples than doing nothing, so none is dropped."
-            )
-    if found._skipped:
-        parts.append(f"Time was up before these ways were tried: {', '.join(found._skipped)}.")
-    if hasattr(found, "noise_rate_"):
-        flagged = int((found.suggested_ != found.classes_[found._given]).sum())
-        low, high = found.noise_rate_interval_
-        parts.append(
-            f"About {100 * found.noise_rate_:.0f} % of {len(job.mixed)} labels look wrong ({100 * low:.0f} to "
-            f"{100 * high:.0f} %); {flagged} are flagged."
-        )
+def finding(found: Any, job: Job) -> list[str]:
+    """What was found, one fact a line, decisions first."""
+    return lines(_facts(found, job))
+
+
+def _facts(found: Any, job: Job) -> Facts:
     candidates = found.candidates_.set_index("way")
-    if EVERYTHING in candidates.index and candidates.loc[EVERYTHING, "share"] < 1:
-        taken = candidates["error"].iloc[0]
-        nothing = candidates.loc[EVERYTHING, "error"]
-        if hasattr(found, "classes_"):
-            errors = f"is wrong on {100 * taken:.0f} %, and doing nothing on {100 * nothing:.0f} %"
-        else:
-            errors = f"misses by {taken:.3g} (root mean square), and doing nothing by {nothing:.3g}"
-        parts.append(f"Of trusted samples that it was not shown, the model {errors}.")
-    elif EVERYTHING in candidates.index:
-        parts.append("No way of weighing or mending does better on the trusted samples than using everything as it is.")
-    if getattr(found, "task_", "") == "regression":
-        parts.append("The targets were taken for numbers.")
-    return " ".join(parts)
+    corrects = isinstance(found, HyperCleaner)
+    flagged = found.suggested_ != found.classes_[found._given] if corrects else np.zeros(len(job.mixed), dtype=bool)
+    kept = _kept(found, job.mixed)
+    groups = _groups(found)
+    names = [] if not groups else [str(name) for name in found._groups.names]
+    weighed = any(group.decision == DROPPED for group in groups) and BOTH in found._changes
+    return Facts(
+        rows=len(job.mixed),
+        cleaned=int(kept.sum()),
+        groups=groups,
+        left_out=tuple(LeftOut(tuple(names[g] for g in r.groups), r.change, r.reason) for r in found._removals),
+        flagged=int(flagged.sum()) if corrects else None,
+        relabelled=int((flagged & kept).sum()),
+        noise=found.noise_rate_interval_ if corrects else (0.0, 1.0),
+        corrected=found._changes.get(BOTH if weighed else MENDED),
+        corrected_and_weighed=weighed,
+        model=found._changes.get("together"),
+        model_is_everything=EVERYTHING in candidates.index and bool(candidates.loc[EVERYTHING, "share"] == 1),
+        skipped=tuple(found._skipped),
+        regression=getattr(found, "task_", "") == "regression",
+    )
 
 
-def write(out: Path, found: DataWeigher | HyperCleaner, job: Job, title: str, more: Mapping[str, object]) -> str:
+def _groups(found: Any) -> tuple[Group, ...]:
+    if not hasattr(found, "weights_"):
+        return ()
+    made = []
+    for row in found.weights_.to_dict("records"):
+        flagged = round(row["wrong_labels"] * row["samples"]) if "wrong_labels" in row else None
+        clearly = flagged is not None and suspect(flagged, row["samples"])
+        facts = (row["weight"], row["low"], row["high"], flagged, clearly)
+        made.append(Group(str(row["group"]), row["samples"], row["decision"], *facts))
+    return tuple(made)
+
+
+def write(out: Path, found: DataWeigher | HyperCleaner, job: Job, title: str, more: Mapping[str, object]) -> list[str]:
     """Write the folder as a whole: it is there with all its files, or as it was. Return the finding."""
     text = finding(found, job)
     place = _place(out)
@@ -154,9 +156,7 @@ def write(out: Path, found: DataWeigher | HyperCleaner, job: Job, title: str, mo
         issues = _issues(found, job)
         if issues is not None:
             issues.to_csv(made / "issues.csv", index=False)
-        cleaned = _cleaned(found, job)
-        cleaned.to_csv(made / "cleaned.csv", index=False)
-        text += f" cleaned.csv has {len(cleaned)} of {len(job.mixed)} rows{_changed(found, job, cleaned)}."
+        _cleaned(found, job).to_csv(made / "cleaned.csv", index=False)
         found.save(made / "model.safetensors")
         page = render(found, job.mixed, len(job.trusted), title, job.origin, text)
         write_text(made / "report.html", page)
@@ -194,20 +194,13 @@ def _cleaned(found: Any, job: Job) -> pd.DataFrame:
     return table[_kept(found, mixed)]
 
 
-def _changed(found: Any, job: Job, cleaned: pd.DataFrame) -> str:
-    if not isinstance(found, HyperCleaner):
-        return ""
-    count = int((cleaned[job.label].astype(str) != cleaned[f"given_{job.label}"].astype(str)).sum())
-    return f", {count} of them with another label"
-
-
 def _kept(found: Any, mixed: Given) -> Array:
     if mixed.groups is None or not hasattr(found, "weights_"):
         return np.ones(len(mixed), dtype=bool)
     return ~dropped(found.weights_, mixed.groups)
 
 
-def _summary(found: Any, job: Job, text: str, more: Mapping[str, object]) -> dict[str, object]:
+def _summary(found: Any, job: Job, text: list[str], more: Mapping[str, object]) -> dict[str, object]:
     summary: dict[str, object] = {
         "made_by": MAKER,
         "finding": text,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import html
 import io
+from collections.abc import Sequence
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +14,7 @@ from markupsafe import Markup
 
 from fsla.cleaning.inputs import Array
 from fsla.cleaning.reading import Given
-from fsla.cleaning.tables import NOT_COMPARED, dropped
+from fsla.cleaning.tables import dropped
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -22,19 +23,13 @@ SHOWN = 60
 FLIPS = 5
 FREQUENT = 0.05
 """The share of a class from which a mix-up is told."""
-ADVICE = {
-    "keep": "use it",
-    "drop": "leave it out",
-    "unsure": "look at it: the runs disagree, or it makes no difference",
-    NOT_COMPARED: "not compared",
-}
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#A3327B", "#8A6100", "#56B4E9", "#777777", "#571C00", "#3A0A2B", "#00332B")
 WIDTH = 760
 HEIGHT = 300
 MARGIN = 46
 
 
-def render(found: Any, given: Given, trusted: int, title: str, origin: str, finding: str) -> str:
+def render(found: Any, given: Given, trusted: int, title: str, origin: str, finding: Sequence[str]) -> str:
     """The page for what an estimator found in samples."""
     from jinja2 import Environment
 
@@ -48,9 +43,8 @@ def render(found: Any, given: Given, trusted: int, title: str, origin: str, find
     return page.render(
         title=title,
         origin=origin,
-        finding=finding,
+        finding=[line.replace(" %", "\u00a0%") for line in finding],
         groups=found.weights_.to_dict("records") if hasattr(found, "weights_") else [],
-        advice=ADVICE,
         runs=runs,
         noise=None
         if issues is None

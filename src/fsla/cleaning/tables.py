@@ -8,14 +8,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 from torch import Tensor, bincount, ones
 
-from fsla.cleaning.bilevel import KEEP
 from fsla.cleaning.choice import Choice
+from fsla.cleaning.decisions import DROPPED, NOT_COMPARED
 from fsla.cleaning.inputs import Array
 
 if TYPE_CHECKING:
     import pandas as pd
-
-NOT_COMPARED = "not compared"
 
 
 def candidates(choice: Choice) -> pd.DataFrame:
@@ -37,28 +35,24 @@ def candidates(choice: Choice) -> pd.DataFrame:
 
 
 def weights(names: Array, numbers: Tensor, choice: Choice) -> pd.DataFrame:
-    """For each group: samples, the share of labels that look wrong, its weight over the folds, and the verdict."""
+    """For each group: samples, the share of labels that look wrong, its weight over the folds, and the decision."""
     import pandas as pd
 
     found = ones(1, len(names)) if choice.group_weights is None else choice.group_weights.cpu()
     table = pd.DataFrame({"group": names, "samples": bincount(numbers, minlength=len(names)).tolist()})
     if choice.labels is not None:
-        doubt = (1 - choice.labels.chance).double().cpu()
-        table["wrong_labels"] = bincount(numbers, weights=doubt, minlength=len(names)).numpy() / table["samples"]
+        flagged = choice.labels.flagged.double().cpu()
+        table["wrong_labels"] = bincount(numbers, weights=flagged, minlength=len(names)).numpy() / table["samples"]
     table["weight"] = found.mean(0).tolist()
     table["low"] = found.min(0).values.tolist()
     table["high"] = found.max(0).values.tolist()
-    table["verdict"] = np.where(table["low"] >= KEEP, "keep", np.where(table["high"] < KEEP, "drop", "unsure"))
-    if choice.group_weights is None and len(names) > 1:
-        table["verdict"] = NOT_COMPARED
-    elif not choice.weighing_helps:
-        table.loc[table["verdict"] == "drop", "verdict"] = "unsure"
+    table["decision"] = NOT_COMPARED if choice.decisions is None else choice.decisions
     return table.sort_values("weight", ascending=False, kind="stable", ignore_index=True)
 
 
 def dropped(weights: pd.DataFrame, groups: Array) -> Array:
     """Which samples are of groups that are to be left out."""
-    names = weights[weights["verdict"] == "drop"]["group"].astype(str)
+    names = weights[weights["decision"] == DROPPED]["group"].astype(str)
     return np.isin(groups.astype(str), names.to_numpy(dtype=str))
 
 

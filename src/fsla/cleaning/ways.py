@@ -143,6 +143,12 @@ class Bench:
         rows = torch.arange(self.material.mixed, device=self.material.device)
         return self._trained(torch.stack([found.weights for found in self._learn(rows, len(rows))]))
 
+    def without(self, groups: Sequence[int]) -> CrossFit:
+        """Train on everything but some groups."""
+        assert self.material.groups is not None
+        out = torch.isin(self.material.groups, torch.tensor(groups, device=self.material.device))
+        return self._cross_fit(self._all * ~out, repeats=self._repeats)
+
     def believed(self, p: Tensor) -> tuple[Tensor, Tensor]:
         """What the label of each sample may be, from p(c | x) in each view: (views, mixed, classes); and T: (views,
         classes, classes), the mean of the groups' where there are several."""

@@ -212,16 +212,17 @@ def _end(out: Path, found: Any, job: Job, title: str, more: dict[str, object]) -
 
     if not join().is_first:
         return
-    say(jobs.write(out, found, job, title, more))
+    for line in jobs.write(out, found, job, title, more):
+        say(line)
     if hasattr(found, "weights_"):
         width = max(5, *(len(str(name)) for name in found.weights_["group"]))
         labels = "wrong_labels" in found.weights_
-        say(f"{'group':<{width}}  samples  {'look wrong  ' if labels else ''}weight  between      verdict")
+        say(f"{'group':<{width}}  samples  {'look wrong  ' if labels else ''}weight  between      decision")
         for row in found.weights_.head(20).to_dict("records"):
             wrong = f"{100 * row['wrong_labels']:>8.0f} %  " if labels else ""
             say(
                 f"{row['group']!s:<{width}}  {row['samples']:>7}  {wrong}{row['weight']:>6.2f}  "
-                f"{row['low']:.2f} - {row['high']:.2f}  {row['verdict']}"
+                f"{row['low']:.2f} - {row['high']:.2f}  {row['decision']}"
             )
     say(f"The report: {out / 'report.html'}")
 
