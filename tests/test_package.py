@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
+import fsla
 from fsla._extras import EXTRAS
+from launch import finish
 
 ROOT = Path(__file__).parent.parent
 BLOCK = """
@@ -74,6 +76,24 @@ def test_extra_data_names_every_module_that_the_commands_import():
             modules += [node.module] if isinstance(node, ast.ImportFrom) else []
             names |= {module.partition(".")[0] for module in modules}
     assert names - sys.stdlib_module_names - {"fsla", "torch", "numpy", "safetensors"} == set(EXTRAS["data"])
+
+
+def test_import_beyond_torch_loads_little():
+    """A program waits for the import at each start; what `fit` does not need loads when its name is first used."""
+    code = "import torch, sys; before = set(sys.modules); import fsla; print(*set(sys.modules) - before)"
+    loaded = finish(sys.executable, "-c", code).stdout.split()
+    assert "fsla.front.fit" in loaded
+    assert {name.partition(".")[0] for name in loaded} - sys.stdlib_module_names == {"fsla", "safetensors"}
+    parts = {name.split(".")[1] for name in loaded if "." in name}
+    assert not parts & {"algorithms", "cleaning", "cli", "evaluate", "lazy", "reduced", "shard_files", "training"}
+
+
+def test_every_public_name_is_there():
+    """A name that is not loaded yet is listed, and is loaded when it is used."""
+    assert set(fsla.__all__) <= set(dir(fsla))
+    assert all(hasattr(fsla, name) for name in fsla.__all__)
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        _ = fsla.nothing
 
 
 def test_estimator_without_the_extra_says_how_to_install_it():
