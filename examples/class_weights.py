@@ -6,7 +6,6 @@ images may be trained on in the end, that helps far more, and FSLA wins nothing:
 is small, and partly chosen: without Adam's weight decay, which was tried first, 92.9 %, 92.7 % and 91.2 % are a tie."""
 
 import argparse
-import io
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +18,6 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 import fsla
-from fsla.files import ensure_writable, write_bytes
 
 METHODS = "no weights", "inverse frequency", "FSLA"
 
@@ -106,8 +104,7 @@ def main(steps, seeds, path):
         print(f"  {label}: mean of common classes {values[:5].mean():.3f}, of rare ones {values[5:].mean():.3f}")
     right.set(xlabel="training images of the class", ylabel="what FSLA learnt (seed 0)")
     left.legend(loc="upper center"), right.legend()
-    figure.savefig(picture := io.BytesIO(), dpi=120)
-    write_bytes(path, picture.getvalue())
+    figure.savefig(path, dpi=120)
 
 
 if __name__ == "__main__":
@@ -116,5 +113,5 @@ if __name__ == "__main__":
     parser.add_argument("--out", type=Path, default=Path("out/examples"), help="folder of the picture")
     args = parser.parse_args()
     torch.set_num_threads(1)
-    ensure_writable(args.out / "class_weights.png")
+    args.out.mkdir(parents=True, exist_ok=True)
     main(100 if args.small else 300, 1 if args.small else 3, args.out / "class_weights.png")

@@ -7,7 +7,6 @@ Measured, error / variance on test data: FSLA does not win. Three layers have 0.
 nothing; the three layers worsen to 0.078. FSLA's default step for λ ends in a DivergenceError here, so Adam moves λ."""
 
 import argparse
-import io
 import time
 from functools import partial
 from pathlib import Path
@@ -18,7 +17,6 @@ from matplotlib.figure import Figure
 from torch import nn
 
 import fsla
-from fsla.files import ensure_writable, write_bytes
 
 WIDTH, INPUTS, SAMPLES = 16, 8, 300
 DEPTHS = (1, 2, 3, 5, 10, 20, 30, 50, 100)
@@ -104,8 +102,7 @@ def main(steps, seeds, path):
         ax.loglog(DEPTHS, mean, "o-", label=name)
     ax.set(xlabel="layers (iterations) at test time", ylabel="error / variance on test data")
     ax.legend()
-    figure.savefig(picture := io.BytesIO(), dpi=120)
-    write_bytes(path, picture.getvalue())
+    figure.savefig(path, dpi=120)
     print(f"At full size three layers win at their own depth, but are no fixed point. Picture: {path}")
 
 
@@ -115,5 +112,5 @@ if __name__ == "__main__":
     parser.add_argument("--out", type=Path, default=Path("out/examples"), help="folder of the picture")
     args = parser.parse_args()
     torch.set_num_threads(1)
-    ensure_writable(args.out / "equilibrium.png")
+    args.out.mkdir(parents=True, exist_ok=True)
     main(120 if args.small else 1500, 1 if args.small else 3, args.out / "equilibrium.png")

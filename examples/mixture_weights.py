@@ -7,7 +7,6 @@ clean sources get 78 % of the weight, in one run instead of twelve; 120 steps (-
 """
 
 import argparse
-import io
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +18,6 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 import fsla
-from fsla.files import ensure_writable, write_bytes
 
 KINDS = ["clean"] * 2 + ["30 % wrong labels"] * 2 + ["turned by 90°"] * 2 + ["random labels"] * 3 + ["labels + 1"] * 3
 
@@ -104,8 +102,7 @@ def main(steps, seeds, path):
     left.set(xlabel="step", ylabel="weight of a source (of 1)")
     right.set(xlabel="test accuracy of a network trained on that source alone, %", ylabel="weight of a source (of 1)")
     left.legend(loc="upper left")
-    figure.savefig(picture := io.BytesIO(), dpi=120)
-    write_bytes(path, picture.getvalue())
+    figure.savefig(path, dpi=120)
     print(f"One run finds what twelve runs would, and uses the good sources together. Picture: {path}")
 
 
@@ -115,5 +112,5 @@ if __name__ == "__main__":
     parser.add_argument("--out", type=Path, default=Path("out/examples"), help="folder of the picture")
     args = parser.parse_args()
     torch.set_num_threads(1)
-    ensure_writable(args.out / "mixture_weights.png")
+    args.out.mkdir(parents=True, exist_ok=True)
     main(120 if args.small else 500, 1 if args.small else 3, args.out / "mixture_weights.png")

@@ -13,8 +13,9 @@ from torch.utils.data import BatchSampler, DataLoader, Dataset, DistributedSampl
 
 import fsla
 from front_program import X_TRUSTED, Y_TRUSTED, X, Y, inner_loss, network, outer_loss, values
-from fsla import Point, Problem, Sample, ranks
-from fsla.algorithms.around import ByDifferences
+from fsla import Point, Problem, Sample
+from fsla import distributed as ranks
+from fsla.algorithms import ByDifferences
 from support import F64
 
 ROWS = len(X)
@@ -173,7 +174,7 @@ def reduced_differences():
         return error(omega, i) + (lam["penalty"].exp() * omega["w"].square()).sum()
 
     problem = Problem(inner, lambda lam, omega, i: error(omega, i), autocast=torch.bfloat16)
-    algorithm = ByDifferences(fsla.algorithms.fsla(fsla.rates.constant(0.1, 0.1, 0.1, 0.5)))
+    algorithm = ByDifferences(fsla.algorithms.fsla(fsla.steps.constant(0.1, 0.1, 0.1, 0.5)))
     at = Point({"penalty": torch.full((1, 5), -2.0)}, {"w": torch.ones(1, 5)})
     sample = Sample.full(torch.tensor([3]), torch.tensor([3]))
     ends = []

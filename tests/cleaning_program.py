@@ -10,7 +10,7 @@ from sklearn.datasets import load_digits
 from torch import nn
 
 import fsla
-from fsla import ranks
+from fsla import distributed as ranks
 
 
 class Own(nn.Module):

@@ -1,7 +1,7 @@
 """Started by torchrun: `fsla`, on ranks that wait for what rank 0 says as long as it takes."""
 
 from fsla.__main__ import main
-from fsla.ranks import joining
+from fsla.distributed import _join as joining
 from launch import LIMIT_S
 
 if __name__ == "__main__":

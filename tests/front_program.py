@@ -15,9 +15,10 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 import fsla
-from fsla import ranks
-from fsla.checkpoint import CheckpointError
-from fsla.ranks import joining, watch
+from fsla import distributed as ranks
+from fsla.distributed import _join as joining
+from fsla.distributed import _watchdog as watch
+from fsla.train import CheckpointError
 from launch import LIMIT_S
 from support import F64, normal
 

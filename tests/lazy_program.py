@@ -13,18 +13,18 @@ from torch import nn
 
 import fsla
 from fsla import LazyRows, Point, Reduced, Sample, Shard, ShardSampler, WeightedProblem, functional
-from fsla.projection import Box
-from fsla.shard_files import load_shards, save_shards
-from fsla.tree import flatten
+from fsla._tree import flatten
+from fsla.contrib import load_shards, save_shards
+from fsla.steps import Box
 from support import F64, normal
 
 SAMPLES, TRUSTED, SIZE = 101, 40, 9
-FALLING = fsla.rates.Schedule(5.0, 0.2, 0.2, 0.9, power=0.5)
+FALLING = fsla.steps.Schedule(5.0, 0.2, 0.2, 0.9, power=0.5)
 ALGORITHMS = {
     "storm": fsla.algorithms.fsla(FALLING),
     "none": fsla.algorithms.fsla(FALLING, momentum="none"),
     "soba": fsla.algorithms.soba(FALLING),
-    "ma_soba in a box": fsla.algorithms.ma_soba(fsla.rates.constant(5.0, 0.2, 0.2, 0.05), project=Box(-0.1, 0.1)),
+    "ma_soba in a box": fsla.algorithms.ma_soba(fsla.steps.constant(5.0, 0.2, 0.2, 0.05), project=Box(-0.1, 0.1)),
 }
 
 

@@ -3,7 +3,7 @@
 import torch
 import torch.distributed as dist
 
-from fsla import ranks
+from fsla import distributed as ranks
 
 
 def send():

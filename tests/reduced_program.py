@@ -10,13 +10,11 @@ from torch import nn
 
 import fsla
 from fsla import Point, Problem, Sample, WeightedProblem, functional
-from fsla.training.engine import make_engine
-from fsla.training.loop import train
-from fsla.training.run import Run
-from fsla.tree import flatten
+from fsla._tree import flatten
+from fsla.train import Run, make_engine, train
 from support import F64, normal
 
-RATES = fsla.rates.Schedule(0.1, 0.2, 0.2, 0.9, power=0.3)
+RATES = fsla.steps.Schedule(0.1, 0.2, 0.2, 0.9, power=0.3)
 ALGORITHMS = {
     "fsla": fsla.algorithms.fsla(RATES),
     "soba": fsla.algorithms.soba(RATES),

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from fsla import Point, Problem, functional
-from fsla.tree import Tree
+from fsla._tree import Tree
 
 F64 = torch.float64
 

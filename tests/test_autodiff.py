@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import fsla
-from fsla import Point, Problem, tree
+from fsla import Point, Problem
+from fsla import _tree as tree
 from fsla_reproduction.problems import LeastSquares, Quadratic, Synthetic
 from support import F64, network, normal, ridge_logistic
 
@@ -111,7 +112,7 @@ def test_a_problem_is_the_same_after_a_run():
     before = dict(vars(problem))
     xi = fsla.Sample.full(train, valid)
     for name in ("fsla", "cg", "bp", "soba"):
-        solver = fsla.algorithms.ALL[name](fsla.rates.constant(0.1, 0.1, 0.1, 0.5))
+        solver = fsla.algorithms.ALL[name](fsla.steps.constant(0.1, 0.1, 0.1, 0.5))
         solver.step(problem, solver.init(problem, at, xi), xi)
     fsla.hypergradient(problem, at, train, valid, "tangent", steps=2)
     assert vars(problem) == before
@@ -279,7 +280,7 @@ def test_losses_that_cannot_be_right_get_one_message(inner, outer, error, text, 
     def use(problem):
         if front == "hypergradient":
             return fsla.hypergradient(problem, AT, None, None, "cg", steps=1)
-        solver, xi = fsla.algorithms.fsla(fsla.rates.constant(0.1, 0.1, 0.1)), fsla.Sample.full(None, None)
+        solver, xi = fsla.algorithms.fsla(fsla.steps.constant(0.1, 0.1, 0.1)), fsla.Sample.full(None, None)
         return solver.step(problem, solver.init(problem, AT, xi), xi)
 
     with pytest.raises(error, match=text):

@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 
-from fsla.front import FSLA
+from fsla.train import FSLA
 from fsla_benchmarks.automatic import experiment as automatic
 from fsla_benchmarks.automatic.experiment import AutomaticSpec, claims, markdown, reproduce, summarise
 from fsla_benchmarks.automatic.tasks import tasks

@@ -16,9 +16,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import fsla
-from fsla import checkpoint, files
-from fsla.checkpoint import CheckpointError, load_checkpoint, save_checkpoint
-from fsla.solver import State
+from fsla import _files as files
+from fsla.algorithms import State
+from fsla.train import CheckpointError, load_checkpoint, save_checkpoint
+from fsla.train import _checkpoint as checkpoint
 
 
 def state() -> State:

@@ -16,14 +16,15 @@ from threadpoolctl import threadpool_limits
 from torch import nn
 
 import fsla
-from fsla.cleaning import tables, transition
-from fsla.cleaning.candidate import Candidate
-from fsla.cleaning.choice import choose, shares, split, stand_ins_by_fold
-from fsla.cleaning.inputs import check_spelling
-from fsla.cleaning.material import Material, evident, given, soft
-from fsla.cleaning.networks import Pace, Stack, maker, stacked
-from fsla.cleaning.training import Lessons, cross_fit, train
-from fsla.cleaning.ways import EVERYTHING, Bench, usual, ways
+from fsla.data import _tables as tables
+from fsla.data import _transition as transition
+from fsla.data._candidate import Candidate
+from fsla.data._choice import choose, shares, split, stand_ins_by_fold
+from fsla.data._inputs import check_spelling
+from fsla.data._material import Material, evident, given, soft
+from fsla.data._networks import Pace, Stack, maker, stacked
+from fsla.data._training import Lessons, cross_fit, train
+from fsla.data._ways import EVERYTHING, Bench, usual, ways
 
 QUICK = {"steps": 40, "bilevel_steps": 20, "folds": 2, "random_state": 0, "device": "cpu"}
 CENTRES = 3 * np.random.default_rng(0).standard_normal((3, 6))

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from fsla import algorithms, cli
-from fsla.counted import Counts
+from fsla.problems import Counts
 from fsla_benchmarks.compare import runs as compare_runs
 from fsla_benchmarks.compare.experiment import CompareSpec, Unit, carry_out, prepare, records_of
 from fsla_benchmarks.compare.methods import METHODS, known, make, settings

@@ -7,12 +7,12 @@ import torch
 
 import fsla
 from fsla import Counted, Point, Problem, Sample
-from fsla.rates import Rates
-from fsla.training import cuda_graph
-from fsla.training.captured import EngineWarning
-from fsla.training.cuda_graph import CudaGraph
-from fsla.training.engine import Eager
-from fsla.training.program import CaptureError
+from fsla.steps import Rates
+from fsla.train import EngineWarning
+from fsla.train import _cuda_graph as cuda_graph
+from fsla.train._cuda_graph import CudaGraph
+from fsla.train._engine import Eager
+from fsla.train._program import CaptureError
 from support import F64, normal
 
 X = normal(40, 3)
@@ -66,7 +66,7 @@ def make(
         return Sample.full(rows, None)
 
     problem = Counted(Problem(inner or loss, lambda lam, omega, batch: (omega["w"] - 1).square().sum()))
-    algorithm = algorithm(rates or fsla.rates.Schedule(0.05, 0.1, 0.1, 0.5, power=0.5))
+    algorithm = algorithm(rates or fsla.steps.Schedule(0.05, 0.1, 0.1, 0.5, power=0.5))
     draw = draw or sample
     engines = []
     recorder = Recorder(generator, problem, lambda: cuda_graph.tensors(engines[0]._held[1:]), freeze)
@@ -271,7 +271,7 @@ def test_an_algorithm_that_reads_k_is_not_captured():
 
 
 def test_what_is_not_finite_stays_with_the_replays_and_is_compared_at_every_step():
-    engine, _, *rest, _ = make(rates=fsla.rates.constant(1e200, 1e200, 1e200))
+    engine, _, *rest, _ = make(rates=fsla.steps.constant(1e200, 1e200, 1e200))
     state, _, _, said = run(engine, *rest, (30,))
     assert not state.is_finite()
     assert said == []

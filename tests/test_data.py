@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fsla.samplers import cycle
+from fsla.problems import cycle
 from fsla_reproduction.datasets import DataError, TaskSpec, corrupt, fingerprint, load, long_tail, make_task, sets
 from fsla_reproduction.datasets.idx import read_idx
 from idx_files import header, idx_bytes, images, labels, write

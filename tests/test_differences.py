@@ -10,11 +10,12 @@ from torch import nn
 from torch.autograd.function import once_differentiable
 
 import fsla
-from fsla import Counted, Counts, Differences, Point, Problem, Sample, tree
+from fsla import Counted, Counts, Differences, Point, Problem, Sample
+from fsla import _tree as tree
 from fsla_reproduction.problems import Quadratic
 from support import F64, network, normal, ridge_logistic
 
-R = fsla.rates.constant(0.05, 0.1, 0.1, 0.5)
+R = fsla.steps.constant(0.05, 0.1, 0.1, 0.5)
 
 
 def gap(x, y):

@@ -9,12 +9,14 @@ import pytest
 import torch
 
 import fsla
-from fsla import Batches, Counted, Point, Problem, Sample, WeightedProblem, tree
-from fsla.nest import copy_into, map_tensors, rebuild, take_apart, tensors
-from fsla.training import engine as engines
-from fsla.training.agreement import OTHER_KERNELS, SAME_KERNELS, difference
-from fsla.training.engine import Eager, EngineWarning, Replay, make_engine
-from fsla.training.program import Program
+from fsla import Batches, Counted, Point, Problem, Sample, WeightedProblem
+from fsla import _tree as tree
+from fsla.problems._nest import copy_into, map_tensors, rebuild, take_apart, tensors
+from fsla.train import EngineWarning, make_engine
+from fsla.train import _engine as engines
+from fsla.train._agreement import OTHER_KERNELS, SAME_KERNELS, difference
+from fsla.train._engine import Eager, Replay
+from fsla.train._program import Program
 from fsla_reproduction.cleaning import RunSpec, execute
 from fsla_reproduction.datasets import TaskSpec
 from fsla_reproduction.methods import Bp, Cg, Fsla, NoCleaning, Ns
@@ -92,12 +94,12 @@ def replayed():
         yield pytest.param(name, samples, mode, marks=pytest.mark.slow if long else ())
 
 
-@pytest.mark.filterwarnings("ignore::fsla.solver.SharedBatchWarning")
+@pytest.mark.filterwarnings("ignore::fsla.algorithms.SharedBatchWarning")
 @pytest.mark.parametrize(("name", "samples", "mode"), list(replayed()))
 def test_a_replayed_run_is_the_eager_run(name, samples, mode):
     problem, at, draw, generator = cleaning(mode=mode)
     problem = curved(name, problem)
-    algorithm = ALGORITHMS[name](fsla.rates.paper(delta=10.0, c_tau=0.02, c_beta=0.02, c_eta=0.05))
+    algorithm = ALGORITHMS[name](fsla.steps.paper(delta=10.0, c_tau=0.02, c_beta=0.02, c_eta=0.05))
     source = sampler(name, draw, samples)
     (a, counts_a, _), (b, counts_b, engine) = (
         run(e, algorithm, problem, at, source, generator, 6) for e in ("eager", "graph")
@@ -115,7 +117,7 @@ def test_a_replayed_run_is_the_eager_run(name, samples, mode):
 def test_a_compiled_run_is_the_eager_run(name):
     problem, at, draw, generator = cleaning()
     problem = curved(name, problem)
-    algorithm = ALGORITHMS[name](fsla.rates.paper(delta=10.0, c_tau=0.02, c_beta=0.02, c_eta=0.05))
+    algorithm = ALGORITHMS[name](fsla.steps.paper(delta=10.0, c_tau=0.02, c_beta=0.02, c_eta=0.05))
     source = sampler(name, draw)
     (a, counts_a, _), (b, counts_b, _) = (
         run(e, algorithm, problem, at, source, generator, 6) for e in ("eager", "compile")
@@ -129,7 +131,7 @@ def test_zeros_that_forward_mode_convolves_are_left_out():
     problem, at, draw, generator = cleaning()
     _, _, engine = run(
         "graph",
-        fsla.algorithms.fsla(fsla.rates.constant(0.1, 0.1, 0.1)),
+        fsla.algorithms.fsla(fsla.steps.constant(0.1, 0.1, 0.1)),
         problem,
         at,
         sampler("fsla", draw),
@@ -150,7 +152,7 @@ def test_a_batch_of_another_shape_gets_its_own_program():
     def draw():
         return torch.randint(40, (next(sizes),), generator=generator)
 
-    algorithm = fsla.algorithms.fsla(fsla.rates.constant(0.5, 0.1, 0.1, 0.5), momentum="none")
+    algorithm = fsla.algorithms.fsla(fsla.steps.constant(0.5, 0.1, 0.1, 0.5), momentum="none")
     results = []
     for name in ("eager", "graph"):
         sizes = iter([8, *[8, 8, 8, 8, 5, 8, 5, 8, 8] * 8])
@@ -171,7 +173,7 @@ def test_a_form_of_batch_that_cannot_be_captured_is_stepped(monkeypatch):
 
     problem = Problem(inner, lambda lam, omega, index: omega["w"].square().sum())
     at = Point({"l": normal(1)}, {"w": normal(3, seed=1)})
-    algorithm = fsla.algorithms.fsla(fsla.rates.constant(0.1, 0.1, 0.1, 0.5))
+    algorithm = fsla.algorithms.fsla(fsla.steps.constant(0.1, 0.1, 0.1, 0.5))
     for name in ("eager", "auto"):
         sizes = iter([8] * 6 + [5, 8, 5, 5, 8])
 
@@ -197,7 +199,7 @@ def test_programs_see_changed_data_but_hold_no_copy():
         lambda lam, omega, batch: omega["w"].square().sum(),
     )
     at, generator = Point({"l": normal(3)}, {"w": normal(3, seed=1)}), torch.Generator()
-    algorithm, counted = fsla.algorithms.fsla(fsla.rates.constant(0.1, 0.1, 0.1)), Counted(problem)
+    algorithm, counted = fsla.algorithms.fsla(fsla.steps.constant(0.1, 0.1, 0.1)), Counted(problem)
     state = algorithm.init(counted, at, Sample.full(None, None))
     engine = make_engine("graph", algorithm, counted, lambda: Sample.full(None, None), generator, state)
     state = engine.advance(state, 5)
@@ -208,7 +210,7 @@ def test_programs_see_changed_data_but_hold_no_copy():
 
 def test_a_state_of_another_form_gets_its_own_program():
     problem, at, draw, generator = cleaning(convolution=False)
-    algorithm, source = fsla.algorithms.fsla(fsla.rates.constant(0.1, 0.1, 0.1)), sampler("fsla", draw)
+    algorithm, source = fsla.algorithms.fsla(fsla.steps.constant(0.1, 0.1, 0.1)), sampler("fsla", draw)
     turned = Point(at.lam, dict(reversed(at.omega.items())))
     found = []
     for name in ("eager", "graph"):
@@ -239,7 +241,7 @@ def test_a_state_of_another_form_gets_its_own_program():
 @pytest.mark.parametrize("part", ["lam", "omega", "v", "d"])
 def test_rounding_agrees_and_more_does_not(part, dtype, tolerance, change, good):
     problem, at, draw, _ = cleaning(dtype, convolution=False)
-    algorithm = fsla.algorithms.fsla(fsla.rates.constant(50.0, 0.1, 0.1, 0.5))
+    algorithm = fsla.algorithms.fsla(fsla.steps.constant(50.0, 0.1, 0.1, 0.5))
     xi = sampler("fsla", draw)()
     state = algorithm.step(problem, algorithm.init(problem, at, xi), xi)
     after = algorithm.step(problem, state, xi)
@@ -267,7 +269,7 @@ def test_a_compiler_that_fails_is_said_once_and_the_run_goes_on(monkeypatch, bad
 
     monkeypatch.setattr(Program, "compile", compile_badly)
     problem, at, draw, generator = cleaning(convolution=False)
-    algorithm = fsla.algorithms.fsla(fsla.rates.constant(0.5, 0.1, 0.1))
+    algorithm = fsla.algorithms.fsla(fsla.steps.constant(0.5, 0.1, 0.1))
     source = sampler("fsla", draw)
     counted = Counted(problem)
     state = algorithm.init(counted, at, source())
@@ -290,7 +292,7 @@ def test_a_compiler_that_fails_is_said_once_and_the_run_goes_on(monkeypatch, bad
 
 def test_auto_chooses_by_the_length_of_the_run_and_never_by_time():
     problem, at, draw, generator = cleaning()
-    algorithm = fsla.algorithms.fsla(fsla.rates.constant(0.5, 0.1, 0.1))
+    algorithm = fsla.algorithms.fsla(fsla.steps.constant(0.5, 0.1, 0.1))
     source, counted = sampler("fsla", draw), Counted(problem)
     start = algorithm.init(counted, at, source())
     for steps, kind in ((10, Eager), (1000, Replay), (10**6, Replay)):
@@ -300,7 +302,7 @@ def test_auto_chooses_by_the_length_of_the_run_and_never_by_time():
 
 
 def test_rates_of_a_tensor_are_those_of_the_number():
-    for schedule in (fsla.rates.paper(), fsla.rates.constant(0.1, 0.2, 0.3), fsla.rates.Schedule(1, 1, 1, 9.0, 0.4)):
+    for schedule in (fsla.steps.paper(), fsla.steps.constant(0.1, 0.2, 0.3), fsla.steps.Schedule(1, 1, 1, 9.0, 0.4)):
         for k in (0, 1, 7, 1999):
             for number, tensor in zip(schedule(k), schedule(torch.tensor(float(k), dtype=F64)), strict=True):
                 assert float(tensor) == pytest.approx(number, rel=1e-14)
@@ -382,7 +384,7 @@ def test_what_a_gpu_cannot_capture_falls_back_to_steps(bad, engine, monkeypatch)
     problem = Problem(inner, lambda lam, omega, index: (omega["x"] - 1).square().sum())
     at = Point({"y": torch.zeros(2, device="cuda")}, {"x": torch.zeros(3, device="cuda")})
     stored = iter([draw() for _ in range(20)])
-    algorithm = fsla.algorithms.fsla(fsla.rates.constant(0.01, 0.01, 0.01))
+    algorithm = fsla.algorithms.fsla(fsla.steps.constant(0.01, 0.01, 0.01))
     source = draw if bad == "item" else lambda: next(stored)
     state = algorithm.init(problem, at, draw())
     made = make_engine("auto", algorithm, problem, source, generator, state)

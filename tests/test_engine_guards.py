@@ -8,15 +8,16 @@ import torch
 
 import fsla
 from fsla import Batches, Counted, Point, Problem, Sample
-from fsla.rates import Rates
-from fsla.training import agreement, replay
-from fsla.training.engine import EngineWarning, make_engine
-from fsla.training.program import CaptureError
+from fsla.steps import Rates
+from fsla.train import EngineWarning, make_engine
+from fsla.train import _agreement as agreement
+from fsla.train import _replay as replay
+from fsla.train._program import CaptureError
 from support import F64, normal
 
 X = normal(40, 3)
 START = Point({"l": normal(1)}, {"w": normal(3, seed=1)})
-RATES = fsla.rates.Schedule(0.05, 0.1, 0.1, 0.5, power=0.3)
+RATES = fsla.steps.Schedule(0.05, 0.1, 0.1, 0.5, power=0.3)
 FULL = Sample.full(None, None)
 
 
@@ -202,7 +203,7 @@ def test_a_loss_that_reads_numbers_is_not_captured(reader):
         return plain(lam, omega, batch) * (2.0 if read(omega["w"]) else 1.0)
 
     start, samples = Point(START.lam, {"w": torch.full((3,), -0.5, dtype=F64)}), _samples()
-    problem, algorithm = Problem(inner, outer), fsla.algorithms.fsla(fsla.rates.constant(0.01, 0.05, 0.1))
+    problem, algorithm = Problem(inner, outer), fsla.algorithms.fsla(fsla.steps.constant(0.01, 0.05, 0.1))
     state = expected = algorithm.init(problem, start, samples())
     draw = _samples()
     for _ in range(60):
@@ -405,7 +406,7 @@ def test_a_converged_run_is_not_taken_for_a_wrong_one():
     problem = Problem(
         lambda lam, omega, batch: plain(lam, omega, X), lambda lam, omega, batch: (X @ omega["w"] - 1).square().mean()
     )
-    algorithm = fsla.algorithms.fsla(fsla.rates.constant(0.2, 0.3, 0.3, 0.5))
+    algorithm = fsla.algorithms.fsla(fsla.steps.constant(0.2, 0.3, 0.3, 0.5))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         state = algorithm.init(problem, START, FULL)

@@ -6,9 +6,10 @@ import pytest
 import torch
 
 import fsla
-from fsla import Point, tree
-from fsla.evaluate import METHODS
-from fsla.exact import hessian_matrix, solve_inner
+from fsla import Point
+from fsla import _tree as tree
+from fsla.hypergradients._check import METHODS
+from fsla.hypergradients._exact import hessian_matrix, solve_inner
 from fsla_reproduction.problems import Quadratic
 from support import F64, network, normal, ridge_logistic
 
@@ -62,7 +63,7 @@ def test_the_exact_one_meets_central_differences_of_f(case):
 def test_large_problems_take_the_iterative_path(monkeypatch, case):
     problem, at, train, valid = case
     dense = fsla.hypergradient(problem, at, train, valid, "exact")
-    monkeypatch.setattr("fsla.exact.DENSE", 0)
+    monkeypatch.setattr("fsla.hypergradients.DENSE", 0)
     assert error(fsla.hypergradient(problem, at, train, valid, "exact"), dense) < 1e-11
 
 
@@ -302,7 +303,7 @@ def test_tensors_that_require_grad_leave_no_graph_in_results_and_states():
     assert not any(t.requires_grad for x in (h.value, h.v, h.omega) for t in x.values())
     xi = fsla.Sample.full(batch, batch)
     for name in ("fsla", "soba"):
-        solver = fsla.algorithms.ALL[name](fsla.rates.constant(0.1, 0.1, 0.1))
+        solver = fsla.algorithms.ALL[name](fsla.steps.constant(0.1, 0.1, 0.1))
         state = solver.step(problem, solver.init(problem, leaves, xi), xi)
         assert not any(t.requires_grad for x in (state.at.lam, state.at.omega, state.d) for t in x.values())
 

@@ -11,9 +11,9 @@ import torch
 from typer.testing import CliRunner
 
 import fsla
-from fsla.cleaning.decisions import Change, compare, decide, suspect
-from fsla.cleaning.finding import Facts, Group, LeftOut, lines
 from fsla.cli import app
+from fsla.data._decisions import Change, compare, decide, suspect
+from fsla.data._finding import Facts, Group, LeftOut, lines
 
 TIE = Change("same", 0.973, 0.973, 147)
 HELPS = Change("better", 0.901, 0.952, 147)

@@ -24,9 +24,11 @@ from torch.optim import lr_scheduler
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import fsla
-from fsla import CheckpointError, locks
-from fsla.front import journal, process
-from fsla.front.feed import Feed
+from fsla import CheckpointError
+from fsla import _locks as locks
+from fsla.train import _process as process
+from fsla.train import _records as journal
+from fsla.train._loader_state import Feed
 from launch import LIMIT_S
 from support import ClassWeights
 from support import class_weighted_loss as inner_loss
@@ -441,7 +443,7 @@ def test_the_last_checkpoints_are_kept(tmp_path):
 
 def test_checkpoints_follow_the_clock(tmp_path, monkeypatch):
     clock = itertools.count()
-    monkeypatch.setattr(sys.modules["fsla.front.fit"], "monotonic", lambda: 60.0 * next(clock))
+    monkeypatch.setattr(sys.modules["fsla.train._fit"], "monotonic", lambda: 60.0 * next(clock))
     Setup().fit(tmp_path, save_every=None, save_minutes=7.5, keep=100)
     assert checkpoints(tmp_path) == [f"checkpoint-{k:08}.safetensors" for k in (8, 16, 24, 30)]
 
@@ -504,7 +506,7 @@ def test_previous_needs_two(tmp_path):
 
 
 def test_a_checkpoint_of_something_else_is_refused(tmp_path):
-    fsla.checkpoint.save_checkpoint(tmp_path / "checkpoint-00000003.safetensors", {"a": 1})
+    fsla.train.save_checkpoint(tmp_path / "checkpoint-00000003.safetensors", {"a": 1})
     with pytest.raises(CheckpointError, match=r"must be a checkpoint of fit\. It is of something else"):
         Setup().fit(tmp_path)
 
@@ -540,7 +542,7 @@ def test_a_folder_that_cannot_be_written_is_found_before_the_first_step(tmp_path
     def refuse(path):
         raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
 
-    monkeypatch.setattr(sys.modules["fsla.front.fit"], "ensure_folder", refuse)
+    monkeypatch.setattr(sys.modules["fsla.train._fit"], "ensure_folder", refuse)
     with pytest.raises(CheckpointError, match=r"is not: Read-only file system\. Name another"):
         run.fit(tmp_path / "run")
     assert run.opt.k == 0
@@ -596,7 +598,7 @@ def test_fit_refuses_a_link_to_records_that_comes_after_the_look(tmp_path, monke
     """The journal opens the file by itself, without following links."""
     (tmp_path / "victim").write_text("precious")
     (tmp_path / "records.jsonl").symlink_to(tmp_path / "victim")
-    monkeypatch.setattr(sys.modules["fsla.front.fit"], "check_regular", lambda path: None)
+    monkeypatch.setattr(sys.modules["fsla.train._fit"], "check_regular", lambda path: None)
     with pytest.raises(CheckpointError, match=r"records\.jsonl: it is a symbolic link"):
         Setup().fit(tmp_path)
     assert (tmp_path / "victim").read_text() == "precious"

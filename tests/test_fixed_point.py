@@ -4,7 +4,8 @@ import pytest
 import torch
 
 import fsla
-from fsla import FixedPoint, Point, Sample, algorithms, tree
+from fsla import FixedPoint, Point, Sample, algorithms
+from fsla import _tree as tree
 from support import F64, normal, ridge_logistic
 
 FULL = Sample.full(None, None)
@@ -51,11 +52,11 @@ def test_the_fixed_point_iteration_gives_the_derivative_through_the_equilibrium(
 @pytest.mark.parametrize(
     "solver",
     [
-        algorithms.aid_fp(fsla.rates.constant(0.2, 1.0, 0.0), T=20, K=20, step=1.0),
-        algorithms.fsla(fsla.rates.constant(0.1, 1.0, 1.0, 0.5)),
-        algorithms.soba(fsla.rates.constant(0.1, 1.0, 1.0)),
-        algorithms.amigo(fsla.rates.constant(0.2, 1.0, 1.0), T=5, Q=5),
-        algorithms.itd_bio(fsla.rates.constant(0.2, 1.0, 0.0), T=40),
+        algorithms.aid_fp(fsla.steps.constant(0.2, 1.0, 0.0), T=20, K=20, step=1.0),
+        algorithms.fsla(fsla.steps.constant(0.1, 1.0, 1.0, 0.5)),
+        algorithms.soba(fsla.steps.constant(0.1, 1.0, 1.0)),
+        algorithms.amigo(fsla.steps.constant(0.2, 1.0, 1.0), T=5, Q=5),
+        algorithms.itd_bio(fsla.steps.constant(0.2, 1.0, 0.0), T=40),
     ],
     ids=["aid_fp", "fsla", "soba", "amigo", "itd_bio"],
 )
@@ -81,8 +82,8 @@ def test_a_gradient_step_as_a_map_is_the_gradient_method():
 
     mapped = FixedPoint(phi, problem.outer_loss)
     xi = Sample.full(train, valid)
-    ours = algorithms.aid_fp(fsla.rates.constant(0.05, rate, 0.0), T=3, K=4, step=rate)
-    theirs = algorithms.aid_fp(fsla.rates.constant(0.05, 1.0, 0.0), T=3, K=4, step=1.0)
+    ours = algorithms.aid_fp(fsla.steps.constant(0.05, rate, 0.0), T=3, K=4, step=rate)
+    theirs = algorithms.aid_fp(fsla.steps.constant(0.05, 1.0, 0.0), T=3, K=4, step=1.0)
     a, b = ours.init(problem, at, xi), theirs.init(mapped, at, xi)
     for _ in range(3):
         a, b = ours.step(problem, a, xi), theirs.step(mapped, b, xi)
@@ -96,9 +97,9 @@ def test_what_a_map_cannot_do_is_said():
     with pytest.raises(ValueError, match=r"needs a symmetric Hessian.*method='neumann' with beta=1"):
         fsla.hypergradient(problem, at, None, None, "implicit")
     for solver in (
-        algorithms.f2sa(fsla.rates.constant(0.1, 1.0, 0.1)),
-        algorithms.rtho(fsla.rates.constant(0.1, 1.0, 1.0)),
-        algorithms.hjfbio(fsla.rates.constant(0.1, 1.0, 1.0), radius=10.0),
+        algorithms.f2sa(fsla.steps.constant(0.1, 1.0, 0.1)),
+        algorithms.rtho(fsla.steps.constant(0.1, 1.0, 1.0)),
+        algorithms.hjfbio(fsla.steps.constant(0.1, 1.0, 1.0), radius=10.0),
     ):
         state = solver.init(problem, at, FULL)
         with pytest.raises(NotImplementedError, match="A fixed-point problem has no"):

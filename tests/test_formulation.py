@@ -3,9 +3,11 @@
 import pytest
 import torch
 
-from fsla import Point, tree
-from fsla.estimators import Unrolled
-from fsla.formulation import (
+from fsla import Point
+from fsla import _tree as tree
+from fsla._tree import basis, zeros_like
+from fsla.hypergradients import Unrolled
+from fsla.hypergradients._recursions import (
     Term,
     adjoint_recursion,
     apply_matrix,
@@ -14,8 +16,7 @@ from fsla.formulation import (
     matrix_recursion,
     vector_recursion,
 )
-from fsla.sample import Sample
-from fsla.tree import basis, zeros_like
+from fsla.problems import Sample
 from support import normal, ridge_logistic
 
 

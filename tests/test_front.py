@@ -10,11 +10,12 @@ import torch
 from torch import nn
 
 import fsla
-from fsla import Point, Problem, Sample, tree
-from fsla.front import FSLA, MASOBA, SOBA, DivergenceError, MicroBatches, RescueWarning
-from fsla.front import model as front
-from fsla.front.steps import Curvature, Gate, ScaleFree
-from fsla.solver import SharedBatchWarning
+from fsla import Point, Problem, Sample
+from fsla import _tree as tree
+from fsla.algorithms import SharedBatchWarning
+from fsla.steps import Curvature, Gate, ScaleFree
+from fsla.train import FSLA, MASOBA, SOBA, DivergenceError, MicroBatches, RescueWarning
+from fsla.train import _module as front
 from support import ClassWeights, cross_entropy
 from support import class_weighted_loss as inner_loss
 from support import plain_loss as outer_loss
@@ -69,7 +70,7 @@ def core(momentum, mode):
     def outer(lam, omega, batch):
         return each(omega, batch).mean() + 0.01 * lam["w"].square().sum()
 
-    rates = fsla.rates.constant(ALPHA, TAU, BETA, eta=0.3)
+    rates = fsla.steps.constant(ALPHA, TAU, BETA, eta=0.3)
     algorithm = {
         "soba": fsla.algorithms.soba,
         "ma_soba": fsla.algorithms.ma_soba,
@@ -88,7 +89,7 @@ KINDS = {
 }
 
 
-@pytest.mark.filterwarnings("ignore::fsla.solver.SharedBatchWarning")
+@pytest.mark.filterwarnings("ignore::fsla.algorithms.SharedBatchWarning")
 @pytest.mark.parametrize("products", ["exact", "difference"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_numbers_are_the_core_s(kind, products):
@@ -630,7 +631,7 @@ def test_a_run_that_is_not_watched_goes_wherever_it_goes():
 # --------------------------------------------------------------------------------------------------------- resume
 
 
-@pytest.mark.filterwarnings("ignore::fsla.solver.SharedBatchWarning")
+@pytest.mark.filterwarnings("ignore::fsla.algorithms.SharedBatchWarning")
 @pytest.mark.parametrize("automatic", [True, False])
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_run_that_is_taken_up_goes_on_bit_by_bit(kind, automatic):

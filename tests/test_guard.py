@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import fsla
-from fsla.front.guard import KNOWN, Scale
+from fsla.train._guard import KNOWN, Scale
 from support import ClassWeights, class_weighted_loss, plain_loss
 
 F64 = torch.float64

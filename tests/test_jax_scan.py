@@ -8,10 +8,8 @@ import pytest
 import torch
 
 from fsla import algorithms
-from fsla.counted import Counted
-from fsla.problem import Point
-from fsla.rates import constant
-from fsla.sample import Sample
+from fsla.problems import Counted, Point, Sample
+from fsla.steps import constant
 from fsla_benchmarks.steps import jax_scan
 from fsla_benchmarks.steps.jax_scan import Batches, State, seconds_a_step
 from fsla_reproduction.problems import Reweighting, Synthetic

@@ -1,6 +1,9 @@
-"""Imports only go down the layers; the core needs torch alone."""
+"""The layers of the library are its rooms: imports only go up the list, and users meet the rooms' public faces."""
 
 import ast
+import importlib
+import re
+import subprocess
 import sys
 from pathlib import Path
 
@@ -13,61 +16,38 @@ PACKAGES = [
     REPOSITORY / "reproduction" / "fsla_reproduction",
     REPOSITORY / "benchmarks" / "fsla_benchmarks",
 ]
-
+ROOMS = ["distributed", "problems", "steps", "hypergradients", "algorithms", "train", "contrib", "data", "cli"]
 LAYERS = [
-    ["_extras", "checks", "files"],
-    ["locks"],
-    ["ranks"],
-    ["tree"],
-    ["sample"],
-    ["problem", "passes", "nest"],
-    ["differences", "formulation", "linsolve", "module", "reduced", "samplers", "shards", "views", "wrap"],
-    ["autodiff", "counted"],
-    ["weighted", "exact", "fixed_point"],
-    ["update", "direction", "rates", "projection", "adjoints", "saga"],
-    ["estimators", "inner", "decay"],
-    ["solver", "evaluate"],
-    ["jacobi"],
-    ["algorithms"],
-    ["plain", "lazy"],
-    ["checkpoint", "weights"],
-    ["checkpoint_folder", "shard_files"],
-    ["front"],
-    ["cleaning"],
-    ["fsla"],  # __init__: the public names of the core
-    ["training"],
-    ["cli"],
-    ["__main__"],
-    ["fsla_reproduction"],  # packages of the repository, which the wheel does not hold
-    ["fsla_benchmarks"],
-]
-RANK = {name: i for i, layer in enumerate(LAYERS) for name in layer}
+    "_extras", "_checks", "_files", "_locks", "_tree", *ROOMS[:5], "_json_values", *ROOMS[5:8],
+    "fsla",  # the package's own __init__
+    "cli", "__main__", "fsla_reproduction", "fsla_benchmarks",
+]  # fmt: skip
+RANK = {name: i for i, name in enumerate(LAYERS)}
 CORE = RANK["algorithms"]
+"""Up to here torch alone is needed."""
+FILES = [path for package in PACKAGES for path in sorted(package.rglob("*.py"))]
 
 
-def part(path: Path) -> str:
+def layer_of(path: Path) -> str:
     if not path.is_relative_to(ROOT):
         return path.relative_to(REPOSITORY).parts[1]
     first = path.relative_to(ROOT).parts[0]
     return "fsla" if first == "__init__.py" else first.removesuffix(".py")
 
 
-def imports(path: Path) -> list[str]:
-    """Every module that the file imports, at any depth."""
-    found = []
-    for node in ast.walk(ast.parse(path.read_text())):
+def imports(source: str) -> list[str]:
+    """Return every module that a text imports, at any depth."""
+    names = []
+    for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
-            found += [alias.name for alias in node.names]
+            names += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{path}: relative import"
+            assert node.level == 0, "relative import"
             if node.module == "fsla":
-                found += [f"fsla.{a.name}" if a.name in RANK else "fsla" for a in node.names]
+                names += [f"fsla.{a.name}" if a.name in RANK else "fsla" for a in node.names]
             else:
-                found.append(node.module)
-    return found
-
-
-FILES = [path for package in PACKAGES for path in sorted(package.rglob("*.py"))]
+                names.append(node.module)
+    return names
 
 
 def name_of(path):
@@ -75,32 +55,55 @@ def name_of(path):
 
 
 @pytest.mark.parametrize("path", FILES, ids=name_of)
-def test_imports_go_down(path):
-    own = part(path)
+def test_imports_go_up_the_list_of_rooms(path):
+    """An import in the other direction would tie two rooms together."""
+    own = layer_of(path)
     assert own in RANK, f"{own} has no layer: add it to LAYERS"
-    for name in imports(path):
+    for name in imports(path.read_text(encoding="utf-8")):
         package = name.split(".")[0]
-        if package not in ("fsla", *LAYERS[-2], *LAYERS[-1]):
+        if package not in ("fsla", "fsla_reproduction", "fsla_benchmarks"):
             continue
         target = name.split(".")[1] if name.startswith("fsla.") else package
         same = target == own and path.name != f"{own}.py"
-        assert same or RANK[target] < RANK[own], f"{own} imports {target}, which is not below it"
+        assert same or RANK[target] < RANK[own], f"{own} imports {target}, which does not stand above it"
 
 
-@pytest.mark.parametrize("path", [f for f in FILES if RANK[part(f)] <= CORE], ids=name_of)
-def test_the_core_needs_torch_alone(path):
-    foreign = {n.split(".")[0] for n in imports(path)} - set(sys.stdlib_module_names) - {"fsla", "torch"}
-    assert not foreign
+@pytest.mark.parametrize("path", [f for f in FILES if RANK[layer_of(f)] <= CORE], ids=name_of)
+def test_core_needs_torch_alone(path):
+    """Whoever steps an algorithm pays for nothing else."""
+    names = {n.split(".")[0] for n in imports(path.read_text(encoding="utf-8"))}
+    assert not names - set(sys.stdlib_module_names) - {"fsla", "torch"}
 
 
 def test_importing_the_package_loads_no_plotting_or_command_line():
-    import subprocess
-
+    """A library that is imported in training must not load what draws or parses."""
     code = "import sys, fsla; print([m for m in ('matplotlib', 'typer', 'rich') if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
 
 
-@pytest.mark.parametrize("path", FILES, ids=name_of)
-def test_files_stay_short(path):
-    assert len(path.read_text().splitlines()) <= 320
+@pytest.mark.parametrize("room", ROOMS)
+def test_room_has_a_public_face_and_private_modules(room):
+    """A module without an underscore would be a second way in."""
+    modules = {path.stem for path in (ROOT / room).glob("*.py")} - {"__init__"}
+    if room != "cli":  # Commands are no library.
+        assert not [name for name in modules if not name.startswith("_")]
+        face = importlib.import_module(f"fsla.{room}")
+        assert len(set(face.__all__)) == len(face.__all__)
+        assert all(hasattr(face, name) for name in face.__all__)
+
+
+def examples():
+    """Yield what readers copy from."""
+    yield from sorted((REPOSITORY / "examples").glob("*.py"))
+    for page in sorted([*(REPOSITORY / "docs").rglob("*.md"), REPOSITORY / "README.md"]):
+        if "```python" in page.read_text(encoding="utf-8"):
+            yield page
+
+
+@pytest.mark.parametrize("path", list(examples()), ids=name_of)
+def test_examples_use_public_names_alone(path):
+    """A reader who copies an example must not depend on what may change."""
+    text = path.read_text(encoding="utf-8")
+    code = text if path.suffix == ".py" else "\n".join(re.findall(r"```python\n(.*?)```", text, re.DOTALL))
+    assert not re.findall(r"\bfsla(?:\.\w+)*\._(?!_)\w+", code)

@@ -10,16 +10,15 @@ from hypothesis import strategies as st
 
 import fsla
 import lazy_program
-from fsla import LazyRows, Point, Reduced, Sample, Shard, ShardSampler, Share, WeightedProblem, algorithms, shard_files
-from fsla.checkpoint import CheckpointError, load_checkpoint, save_checkpoint
-from fsla.decay import Decay, RowTable
-from fsla.direction import Average, Spider
-from fsla.estimators import Tracked
-from fsla.projection import Ball, Box
-from fsla.rates import Schedule, constant
-from fsla.samplers import Sampler
-from fsla.shard_files import load_shards, reshard, save_shards
-from fsla.tree import dense, flatten
+from fsla import LazyRows, Point, Reduced, Sample, Shard, ShardSampler, Share, WeightedProblem, algorithms
+from fsla._tree import dense, flatten
+from fsla.contrib import _shard_files as shard_files
+from fsla.contrib import load_shards, reshard, save_shards
+from fsla.contrib._decay import Decay, RowTable
+from fsla.hypergradients import Tracked
+from fsla.problems import Sampler
+from fsla.steps import EMA, SPIDER, Ball, Box, Schedule, constant
+from fsla.train import CheckpointError, load_checkpoint, save_checkpoint
 from launch import torchrun
 from lazy_program import SAMPLES, gap, weighted
 from support import F64, normal
@@ -93,10 +92,10 @@ SHORT = {
     "cg": algorithms.cg(constant(3.0, 0.2, 0.2, 0.1), K=3),
     "fsla_spider": fsla.Solver(
         Tracked(),
-        fsla.rates.Periodic(FALLING, 7),
-        direction=Spider(),
+        fsla.steps.Periodic(FALLING, 7),
+        direction=SPIDER(),
     ),
-    "averaged last": fsla.Solver(Tracked(), FALLING, direction=Average(), lam_last=True),
+    "averaged last": fsla.Solver(Tracked(), FALLING, direction=EMA(), lam_last=True),
 }
 
 
@@ -425,7 +424,7 @@ def test_a_run_is_resharded_to_one_rank_and_back(ran):
 
 
 def test_what_is_no_saved_run_gets_one_message(tmp_path):
-    with pytest.raises(CheckpointError, match=r"must hold a run that fsla.shard_files.save_shards wrote"):
+    with pytest.raises(CheckpointError, match=r"must hold a run that fsla.contrib.save_shards wrote"):
         load_shards(tmp_path, Shard(3))
     algorithm = CASES["storm"]
     problem, at = weighted()

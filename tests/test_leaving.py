@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from fsla.ranks import leaving
-from fsla.ranks.leaving import Task, settle, workers
+from fsla.distributed import _gloo_shutdown as leaving
+from fsla.distributed._gloo_shutdown import Task, settle, workers
 from launch import torchrun
 
 

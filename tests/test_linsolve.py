@@ -3,8 +3,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fsla import linsolve, tree
-from fsla.adjoints import RandomNeumann
+from fsla import _tree as tree
+from fsla.hypergradients import RandomNeumann
+from fsla.hypergradients import _linsolve as linsolve
 from fsla_reproduction.problems import Quadratic
 from support import F64, normal
 

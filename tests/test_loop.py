@@ -10,12 +10,13 @@ import torch
 
 import fsla
 from fsla import Counts, Sample
-from fsla.counted import Counted
-from fsla.solver import State
-from fsla.training import CheckpointError, Run, Status, health, load_checkpoint, loop, save_checkpoint, train, work
+from fsla.algorithms import State
+from fsla.problems import Counted
+from fsla.train import CheckpointError, Run, Status, health, load_checkpoint, save_checkpoint, train, work
+from fsla.train import _loop as loop
 from support import network, ridge_logistic
 
-RATES = fsla.rates.constant(0.05, 0.1, 0.1, 0.5)
+RATES = fsla.steps.constant(0.05, 0.1, 0.1, 0.5)
 TIMES = ("seconds", "preparation_seconds")
 
 
@@ -233,7 +234,7 @@ def test_growth_before_the_first_measurement_is_seen():
 
 @pytest.mark.parametrize("engine", ["eager", "graph"])
 def test_steps_that_are_too_large_are_called_divergence_and_not_an_end(engine):
-    run = make_run(rates=fsla.rates.constant(0.0, 0.1, 60.0))
+    run = make_run(rates=fsla.steps.constant(0.0, 0.1, 60.0))
     records = train(run, steps=60, every=20, measure=lambda state: {"loss": 0.0}, engine=engine)
     assert records[-1]["status"] == "diverged"
     assert records[-1]["diverged"] == "v"
@@ -341,7 +342,7 @@ def test_a_resumed_run_knows_what_it_grew_from(tmp_path, kill_at):
 
 def test_a_run_is_saved_where_it_is_asked_to_be(tmp_path, monkeypatch):
     saved = []
-    monkeypatch.setattr("fsla.training.run.save_checkpoint", lambda path, value: saved.append(value["state"].k))
+    monkeypatch.setattr("fsla.train._run.save_checkpoint", lambda path, value: saved.append(value["state"].k))
 
     def steps_saved(every=5, **arguments):
         saved.clear()

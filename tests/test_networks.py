@@ -12,10 +12,11 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import fsla
-from fsla import Point, Problem, Sample, tree
+from fsla import Point, Problem, Sample
+from fsla import _tree as tree
 from support import F64, normal
 
-RATES = fsla.rates.constant(0.05, 0.1, 0.1, 0.5)
+RATES = fsla.steps.constant(0.05, 0.1, 0.1, 0.5)
 ROWS = 12
 X = normal(ROWS, 6, seed=1)
 TOKENS = torch.arange(ROWS * 6).reshape(ROWS, 6) * 7 % 11
@@ -167,9 +168,9 @@ def test_algorithms_with_dropout_are_functions_of_the_sample(algorithm, mode):
     assert torch.equal(tree.flatten(once.d), tree.flatten(again.d))
     assert not torch.equal(tree.flatten(once.at.omega), tree.flatten(other.at.omega))
     if algorithm == "fsla":  # at rest (no step moves) STORM's correction vanishes: g_new = g_old on one mask
-        still = fsla.algorithms.fsla(fsla.rates.constant(0.0, 0.0, 0.0, 0.5))
+        still = fsla.algorithms.fsla(fsla.steps.constant(0.0, 0.0, 0.0, 0.5))
         one = still.init(problem, at, samples[0])._replace(memory=some_v(at))
-        g = still.estimator.gradient(fsla.wrap.Seeded(problem, samples[1]), one.at, one.memory, samples[1])
+        g = still.estimator.gradient(fsla.problems.Seeded(problem, samples[1]), one.at, one.memory, samples[1])
         expected = tree.axpy(0.5, one.d, tree.scale(0.5, g))
         assert gap(still.step(problem, one, samples[1]).d, expected) < 1e-12
 
@@ -244,7 +245,7 @@ def test_a_network_is_trained_to_weigh_down_wrong_labels_by_differences_with_dro
     )
     g = torch.Generator().manual_seed(0)
     draw = lambda: torch.randint(200, (32,), generator=g)  # noqa: E731
-    solver = fsla.algorithms.fsla(fsla.rates.constant(2.0, 0.3, 0.1, 0.5), momentum="average")
+    solver = fsla.algorithms.fsla(fsla.steps.constant(2.0, 0.3, 0.1, 0.5), momentum="average")
     state = solver.init(problem, Point({"w": torch.zeros(200)}, omega), Sample.draw("shared", draw, draw, seed=0))
     for k in range(1, 600):
         state = solver.step(problem, state, Sample.draw("shared", draw, draw, seed=k))

@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import fx
 
-from fsla.training.parts import SideBySide, split
-from fsla.training.torch_private import trace
+from fsla.train._parts import SideBySide, split
+from fsla.train._torch_private import trace
 from support import normal
 
 CPU = torch.device("cpu")

@@ -10,8 +10,8 @@ import torch
 
 import fsla
 from fsla import Point
-from fsla.sample import Batch
-from fsla.tree import Tree
+from fsla._tree import Tree
+from fsla.problems._batches import Batch
 from fsla_benchmarks.steps import Case, case, peers
 
 IMPORTED_AS = {"hypertorch": "hypergrad.hypergradients"}

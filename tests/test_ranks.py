@@ -10,12 +10,12 @@ import pytest
 import torch
 from torch import nn
 
-from fsla import ranks
-from fsla.checkpoint import CheckpointError
-from fsla.checkpoint_folder import load_folder
-from fsla.front.together import Together
-from fsla.ranks import Ranks
-from fsla.ranks.watch import Positions
+from fsla import distributed as ranks
+from fsla.distributed import Ranks
+from fsla.distributed._watchdog import Positions
+from fsla.train import CheckpointError
+from fsla.train._checkpoint_folder import load_folder
+from fsla.train._data_parallel import Together
 from launch import HERE, finish, torchrun
 
 PROGRAM = "front_program.py"

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fsla.rates import Schedule
+from fsla.steps import Schedule
 
 HUGE = [pytest.param(10**400, id="10**400"), pytest.param(10**5000, id="10**5000")]
 

@@ -16,7 +16,7 @@ import torch
 from joblib.parallel import BACKENDS, ThreadingBackend
 
 from fsla import cli
-from fsla.ranks import Ranks
+from fsla.distributed import Ranks
 from fsla_reproduction import cleaning, figures, reproduce
 from fsla_reproduction.folder import Folder, RunError
 from fsla_reproduction.images import held
@@ -338,7 +338,7 @@ def test_ranks_that_ask_for_a_gpu_have_one_each(asked, got, monkeypatch):
 
 
 def test_a_cluster_is_not_for_ranks(monkeypatch, cluster):
-    monkeypatch.setattr("fsla.ranks.join", lambda: Ranks(1, 2))
+    monkeypatch.setattr("fsla.distributed.join", lambda: Ranks(1, 2))
     with pytest.raises(RunError, match="2 ranks"), joblib.parallel_config("dask"):
         workers()
     assert Cluster.asked == 0

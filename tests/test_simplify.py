@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from fsla.training.simplify import simplify
-from fsla.training.torch_private import mutates, trace, without_mutation
+from fsla.train._simplify import simplify
+from fsla.train._torch_private import mutates, trace, without_mutation
 from support import normal
 
 aten = torch.ops.aten

@@ -10,10 +10,11 @@ import pytest
 import torch
 
 import fsla
-from fsla import Batches, Counted, Counts, Point, Sample, tree
-from fsla.estimators import Tracked
-from fsla.projection import Ball, Box
-from fsla.solver import SharedBatchWarning, Solver
+from fsla import Batches, Counted, Counts, Point, Sample
+from fsla import _tree as tree
+from fsla.algorithms import SharedBatchWarning, Solver
+from fsla.hypergradients import Tracked
+from fsla.steps import Ball, Box
 from fsla_reproduction.problems import LeastSquares, Quadratic
 from support import PlainLeastSquares, network, normal, plain_algorithm_1, ridge_logistic
 
@@ -21,9 +22,9 @@ DATA = LeastSquares.draw(0)
 STEPS = 1000
 OPTIONS = list(itertools.product(["old", "new"], ["storm", "average", "none"], ["sqrt", "horizon", "constant"]))
 SCHEDULES = {
-    "sqrt": fsla.rates.paper(delta=0.1, c_tau=3.0, c_beta=3.0, c_eta=12.0),  # η > 1 at first: clipped
-    "horizon": fsla.rates.horizon(STEPS, delta=0.6, c_tau=5.0, c_beta=5.0, c_eta=20.0),
-    "constant": fsla.rates.constant(alpha=0.02, tau=0.1, beta=0.1, eta=0.3),
+    "sqrt": fsla.steps.paper(delta=0.1, c_tau=3.0, c_beta=3.0, c_eta=12.0),  # η > 1 at first: clipped
+    "horizon": fsla.steps.horizon(STEPS, delta=0.6, c_tau=5.0, c_beta=5.0, c_eta=20.0),
+    "constant": fsla.steps.constant(alpha=0.02, tau=0.1, beta=0.1, eta=0.3),
 }
 
 
@@ -104,8 +105,8 @@ def test_projections_follow_it_too(project, plain):
 
 
 def test_eta_is_clipped_or_not():
-    assert fsla.rates.paper(delta=10.0, c_eta=0.9)(0).eta == 1.0
-    assert fsla.rates.Schedule(1, 1, 1, eta=9.0, clip_eta=False)(0).eta == 9.0
+    assert fsla.steps.paper(delta=10.0, c_eta=0.9)(0).eta == 1.0
+    assert fsla.steps.Schedule(1, 1, 1, eta=9.0, clip_eta=False)(0).eta == 9.0
 
 
 def test_the_deterministic_run_is_the_single_loop_equation():
@@ -113,7 +114,7 @@ def test_the_deterministic_run_is_the_single_loop_equation():
     H, J, Q, R, S = q.H, q.J, q.Q, q.R, q.S
     alpha, tau, beta = 0.05, 0.08, 0.08
     lam, omega, v = normal(3, seed=1), normal(5, seed=2), torch.zeros(5, dtype=torch.float64)
-    solver = fsla.algorithms.single_loop(fsla.rates.constant(alpha, tau, beta))
+    solver = fsla.algorithms.single_loop(fsla.steps.constant(alpha, tau, beta))
     xi = Sample.full(None, None)
     state = solver.init(q.losses(), q.point(lam, omega), xi)
     h = R @ omega + S @ lam - q.s - J @ v
@@ -132,7 +133,7 @@ def test_the_memory_is_the_closed_form_sum():
     """v_K = Σ β_k P_K … P_{k+1} ∂_ω F(λ_k, ω_k), the corrected expansion of section 4."""
     problem, at, train, valid = ridge_logistic()
     xi, beta = Sample.full(train, valid), 0.3
-    solver = fsla.algorithms.single_loop(fsla.rates.constant(0.05, 0.2, beta))
+    solver = fsla.algorithms.single_loop(fsla.steps.constant(0.05, 0.2, beta))
     state = solver.init(problem, at, xi)
     seen = []
     for _ in range(6):
@@ -149,7 +150,7 @@ def test_the_memory_is_the_closed_form_sum():
 
 def test_a_step_is_pure():
     problem, at, train, valid = network()
-    solver, xi = fsla.algorithms.fsla(fsla.rates.constant(0.1, 0.1, 0.1, 0.5)), Sample.full(train, valid)
+    solver, xi = fsla.algorithms.fsla(fsla.steps.constant(0.1, 0.1, 0.1, 0.5)), Sample.full(train, valid)
     first = solver.init(problem, at, xi)
     copies = [{n: t.clone() for n, t in x.items()} for x in (first.at.lam, first.at.omega, first.memory, first.d)]
     one = solver.step(problem, first, xi)
@@ -171,7 +172,7 @@ def count_step(solver, mode="independent", T=1):
     return problem
 
 
-R = fsla.rates.constant(0.01, 0.1, 0.1, 0.5)
+R = fsla.steps.constant(0.01, 0.1, 0.1, 0.5)
 STORM = {
     "fsla": (fsla.algorithms.fsla(R), Counts(grad=1, d_omega=1, hvp=1, d_lam=2, cross=2)),
     "fsla, v at new": (fsla.algorithms.fsla(R, v_at="new"), Counts(grad=1, d_omega=1, hvp=1, d_lam=2, cross=2)),
@@ -226,7 +227,7 @@ def test_graphs_are_shared_where_point_and_batch_are_the_same(solver, mode, inne
 
 def test_sharing_changes_no_number():
     problem, at, train, valid = network()
-    solver = fsla.algorithms.fsla(fsla.rates.constant(0.1, 0.1, 0.1, 0.5))
+    solver = fsla.algorithms.fsla(fsla.steps.constant(0.1, 0.1, 0.1, 0.5))
     shared = Sample.full(train, valid)
     copies = Sample(*(tuple(t.clone() for t in b) for b in shared.batches))
     a = solver.init(problem, at, shared)
@@ -281,7 +282,7 @@ def test_cold_restarts_begin_at_the_first_omega():
 def test_the_radius_bounds_v():
     problem, at, train, valid = ridge_logistic()
     xi = Sample.full(train, valid)
-    solver = fsla.algorithms.fsla(fsla.rates.constant(0.0, 0.1, 0.5), radius=0.01)
+    solver = fsla.algorithms.fsla(fsla.steps.constant(0.0, 0.1, 0.5), radius=0.01)
     state = solver.init(problem, at, xi)
     for _ in range(50):
         state = solver.step(problem, state, xi)
@@ -291,7 +292,7 @@ def test_the_radius_bounds_v():
 def test_memory_does_not_grow_over_thousands_of_steps():
     problem, at = DATA.losses(), Point({"lam": normal(4)}, {"omega": normal(5)})
     samples = draw("grouped", 7)
-    solver = fsla.algorithms.fsla(fsla.rates.paper(delta=0.1, c_tau=3.0, c_beta=3.0, c_eta=5.0))
+    solver = fsla.algorithms.fsla(fsla.steps.paper(delta=0.1, c_tau=3.0, c_beta=3.0, c_eta=5.0))
     state = solver.init(problem, at, samples[0])
     alive, peak = [], []
     for k in range(2001):
@@ -317,9 +318,9 @@ def test_memory_does_not_grow_over_thousands_of_steps():
         (lambda: fsla.algorithms.cg(R, K=2.0), TypeError, "whole number"),
         (lambda: fsla.algorithms.bp(R, T=-1), ValueError, "'steps' of Descent.*Got -1"),
         (lambda: fsla.algorithms.bp(R, truncate=0), ValueError, "'truncate' of Unrolled"),
-        (lambda: fsla.rates.constant(-0.1, 0.1, 0.1), ValueError, "'alpha'.*at least 0. Got -0.1"),
-        (lambda: fsla.rates.constant(0.1, float("nan"), 0.1), ValueError, "'tau'.*finite"),
-        (lambda: fsla.rates.horizon(0, 1.0, 1.0, 1.0, 1.0), ValueError, "'steps' of horizon"),
+        (lambda: fsla.steps.constant(-0.1, 0.1, 0.1), ValueError, "'alpha'.*at least 0. Got -0.1"),
+        (lambda: fsla.steps.constant(0.1, float("nan"), 0.1), ValueError, "'tau'.*finite"),
+        (lambda: fsla.steps.horizon(0, 1.0, 1.0, 1.0, 1.0), ValueError, "'steps' of horizon"),
         (lambda: Box(1.0, 0.0), ValueError, "low ≤ high"),
         (lambda: Ball(0.0), ValueError, "'radius' of Ball"),
         (lambda: Sample.draw("both", int, int), ValueError, "'independent', 'grouped', 'shared'. Got 'both'"),
@@ -350,7 +351,7 @@ def test_the_start_is_projected(name):
 
 def test_a_state_tells_whether_it_is_finite():
     problem, at, train, valid = ridge_logistic()
-    xi, solver = Sample.full(train, valid), fsla.algorithms.fsla(fsla.rates.constant(0.1, 1e200, 0.1))
+    xi, solver = Sample.full(train, valid), fsla.algorithms.fsla(fsla.steps.constant(0.1, 1e200, 0.1))
     state = solver.init(problem, at, xi)
     assert state.is_finite()
     for _ in range(5):
@@ -391,6 +392,6 @@ def test_wrong_kinds_of_arguments_get_one_message():
         fsla.algorithms.soba(0.1)
     with pytest.raises(TypeError, match=r"outer source of Sample.draw must be a function.*Got float"):
         Sample.draw("grouped", int, 1.0)
-    with pytest.raises(TypeError, match=r"inner source of Sample.draw.*Got list instead.*fsla.samplers.cycle"):
+    with pytest.raises(TypeError, match=r"inner source of Sample.draw.*Got list instead.*fsla.problems.cycle"):
         Sample.draw("grouped", [1, 2], int)
     assert Sample.draw("independent", iter("abc"), iter("xy")).batches == ("a", "x", "b", "y", "c")

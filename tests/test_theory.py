@@ -7,9 +7,10 @@ from fractions import Fraction
 import pytest
 import torch
 
-from fsla import Point, tree
-from fsla.exact import hessian_matrix
-from fsla.formulation import Term, vector_recursion
+from fsla import Point
+from fsla import _tree as tree
+from fsla.hypergradients._exact import hessian_matrix
+from fsla.hypergradients._recursions import Term, vector_recursion
 from fsla_reproduction import theory
 from fsla_reproduction.problems import Quadratic
 from fsla_reproduction.theory import Constants, theorem5

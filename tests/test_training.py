@@ -10,8 +10,7 @@ import torch
 
 import fsla
 from fsla import Sample
-from fsla.checkpoint import CheckpointError
-from fsla.training import load_checkpoint, save_checkpoint
+from fsla.train import CheckpointError, load_checkpoint, save_checkpoint
 from fsla_reproduction.cleaning import RunSpec, execute, prepare, warm_up
 from fsla_reproduction.datasets import TaskSpec, make_task
 from fsla_reproduction.methods import Bp, Cg, Fsla, NoCleaning, Ns, Oracle
@@ -31,7 +30,7 @@ def timeless(records):
 @pytest.mark.parametrize("name", ["fsla", "bp", "cg", "soba"])
 def test_a_state_comes_back_bit_for_bit(tmp_path, name):
     problem, at, train, valid = network(torch.float32)
-    solver = fsla.algorithms.ALL[name](fsla.rates.constant(0.1, 0.1, 0.1), **({"T": 3} if name in ("bp", "cg") else {}))
+    solver = fsla.algorithms.ALL[name](fsla.steps.constant(0.1, 0.1, 0.1), **({"T": 3} if name in ("bp", "cg") else {}))
     xi = Sample.full(train, valid)
     state = solver.step(problem, solver.init(problem, at, xi), xi)
     save_checkpoint(tmp_path / "x", (state, torch.get_rng_state(), 0.1, "text", None, True))
@@ -79,7 +78,7 @@ def test_one_seed_gives_the_same_records_twice(method):
     + [(method, samples, "graph", 12) for method in (Fsla(), Cg(1, 3), Ns(2, 3)) for samples in ("grouped", "shared")],
 )
 def test_a_stopped_run_ends_with_the_same_records(tmp_path, monkeypatch, method, samples, engine, stop):
-    monkeypatch.setattr("fsla.training.loop.SAVE_EVERY_S", 0.0)
+    monkeypatch.setattr("fsla.train._loop.SAVE_EVERY_S", 0.0)
     spec = RunSpec(**{**TINY.__dict__, "method": method, "samples": samples})
 
     class Killed(Exception):
@@ -131,7 +130,7 @@ def test_a_killed_command_resumes_to_the_same_records(tmp_path):
 
 def test_a_budget_stops_a_run_and_says_so(monkeypatch):
     ticks = iter(range(10**9))
-    monkeypatch.setattr("fsla.training.loop.perf_counter", lambda: float(next(ticks)))  # each step takes a second
+    monkeypatch.setattr("fsla.train._loop.perf_counter", lambda: float(next(ticks)))  # each step takes a second
     records = execute(RunSpec(**{**TINY.__dict__, "budget_s": 6.5}))
     assert [(r["step"], r["status"]) for r in records] == [(0, "running"), (4, "running"), (7, "budget")]
     assert records[-1]["seconds"] == 7.0
@@ -195,7 +194,7 @@ def test_every_model_runs(model):
 
 def test_the_samples_of_each_method():
     """BP differentiates the steps that were taken; T inner steps have T batches; STORM's batches are its own."""
-    from fsla.sample import Batches
+    from fsla.problems import Batches
     from fsla_reproduction.cleaning import prepare
     from fsla_reproduction.datasets import make_task
 
@@ -219,7 +218,7 @@ def test_the_samples_of_each_method():
 @pytest.mark.parametrize("stop", [1, 2, 3, 4])
 def test_a_captured_run_that_is_stopped_at_once_resumes_to_the_same_records(tmp_path, monkeypatch, stop):
     """An engine looks at samples before it uses them; none may be lost."""
-    monkeypatch.setattr("fsla.training.loop.SAVE_EVERY_S", 0.0)
+    monkeypatch.setattr("fsla.train._loop.SAVE_EVERY_S", 0.0)
     spec = RunSpec(**{**TINY.__dict__, "steps": 6, "every": 1})
     whole = execute(spec, engine="graph")
 

@@ -10,10 +10,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import fsla
 from fsla import DifferenceWarning, Point, Sample, algorithms, functional
-from fsla.jacobi import Jacobi
-from fsla.rates import constant
-from fsla.tree import flatten, norm, sub, to
-from fsla.update import Adam
+from fsla._tree import flatten, norm, sub, to
+from fsla.algorithms import Jacobi
+from fsla.steps import Adam, constant
 from fsla_reproduction import sources as experiment
 from fsla_reproduction.folder import Folder
 from fsla_reproduction.problems.sources import GRAMMARS, SourceWeighting, Text, TextSpec, weights
@@ -186,7 +185,7 @@ def test_a_step_without_filters_makes_no_zeros_of_the_size_of_the_network(monkey
     def refuse(tree):
         raise AssertionError("a tree of zeros was made")
 
-    monkeypatch.setattr("fsla.jacobi.zeros_like", refuse)
+    monkeypatch.setattr("fsla.algorithms.zeros_like", refuse)
     assert solver.step(problem, state, xi).is_finite()
 
 

@@ -3,7 +3,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fsla import tree
+from fsla import _tree as tree
 
 shapes = st.lists(st.integers(0, 3), max_size=3)
 trees = st.dictionaries(st.text("abc.", min_size=1, max_size=4), shapes, min_size=1, max_size=4)

@@ -15,10 +15,11 @@ from PIL import Image
 from typer.testing import CliRunner
 
 import fsla
-from fsla.cleaning import demo, job
-from fsla.cleaning.reading import Columns, Given, read
-from fsla.cleaning.report import render
 from fsla.cli import app
+from fsla.data import _demo as demo
+from fsla.data import _job as job
+from fsla.data._reading import Columns, Given, read
+from fsla.data._report import render
 from launch import finish
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")

@@ -5,7 +5,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import fsla
-from fsla import Point, Problem, Sample, WeightedProblem, tree
+from fsla import Point, Problem, Sample, WeightedProblem
+from fsla import _tree as tree
 from support import F64, classifier, normal
 
 
@@ -68,7 +69,7 @@ def test_every_oracle_is_that_of_the_general_problem(ridge, index, kind, mode):
 @pytest.mark.parametrize("name", ["fsla", "cg", "bp", "soba", "ma_soba", "single_loop"])
 def test_algorithms_take_the_same_steps(name, kind, mode):
     problem, general, at = make(kind=kind, mode=mode)
-    solver = fsla.algorithms.ALL[name](fsla.rates.constant(0.5, 0.1, 0.1, 0.5))
+    solver = fsla.algorithms.ALL[name](fsla.steps.constant(0.5, 0.1, 0.1, 0.5))
     g = torch.Generator().manual_seed(0)
     draw = lambda: torch.randint(30, (8,), generator=g)  # noqa: E731
     samples = [Sample.draw("grouped", draw, draw) for _ in range(6)]
@@ -109,7 +110,7 @@ def test_a_step_makes_nothing_of_the_data_sets_size_but_lam_and_d(momentum):
     n = 5000
     problem, _, at = make(kind="outputs")
     at = Point({name: torch.zeros(n, dtype=F64) for name in ("w", "scale")}, at.omega)
-    solver = fsla.algorithms.fsla(fsla.rates.constant(0.5, 0.1, 0.1, 0.5), momentum=momentum)
+    solver = fsla.algorithms.fsla(fsla.steps.constant(0.5, 0.1, 0.1, 0.5), momentum=momentum)
     draw = lambda: torch.tensor([1, 2, 2, 5])  # noqa: E731
     state = solver.init(problem, at, Sample.draw("grouped", draw, draw))
     with Large(n) as seen:
@@ -156,7 +157,7 @@ def test_along_negative_curvature_v_runs_away_with_the_hessian_and_stays_with_ga
     assert float(torch.linalg.eigvalsh(hessian)[0]) < -1e-3  # the network's own curvature
     xi, norms = Sample.full(index, index), {}
     for curvature in ("hessian", "gauss-newton"):
-        solver = fsla.algorithms.fsla(fsla.rates.constant(0.0, 0.0, 1.0), momentum="none")
+        solver = fsla.algorithms.fsla(fsla.steps.constant(0.0, 0.0, 1.0), momentum="none")
         curved = fsla.Damped(fsla.GaussNewton(problem) if curvature == "gauss-newton" else problem, 1e-2)
         state = solver.init(curved, at, xi)
         for _ in range(200):
@@ -182,7 +183,7 @@ def test_damping_is_added_to_the_diagonal():
 def test_curvature_is_counted_and_its_errors_are_clear():
     problem, general, at = make(kind="outputs")
     xi, counted = Sample.full(torch.arange(5), torch.arange(5)), fsla.Counted(problem)
-    solver = fsla.algorithms.fsla(fsla.rates.constant(0.1, 0.1, 0.1))
+    solver = fsla.algorithms.fsla(fsla.steps.constant(0.1, 0.1, 0.1))
     newton = fsla.GaussNewton(counted)
     state = solver.init(newton, at, xi)
     counted.calls = fsla.Counts()

@@ -8,9 +8,9 @@ from typing import Annotated
 import typer
 from rich.text import Text
 
+from fsla._files import ensure_writable
 from fsla.cli.options import EXIT_CODES, Device
 from fsla.cli.screen import console, interruptible, say, watched
-from fsla.files import ensure_writable
 from fsla_reproduction.cli import show_results
 from fsla_reproduction.options import RESUMES, DataDir, Jobs, Out
 
@@ -47,7 +47,7 @@ def steps(
     """
     import torch
 
-    from fsla.checks import pick_device
+    from fsla._checks import pick_device
     from fsla_benchmarks import steps as benchmark
 
     names, chosen, varied = (tuple(x for x in text.split(",") if x) for text in (problems, engines, scaling))

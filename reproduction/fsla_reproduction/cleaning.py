@@ -13,16 +13,13 @@ import torch
 from sklearn.metrics import average_precision_score, roc_auc_score
 from torch import Tensor, nn
 
-from fsla.checks import pick, positive, whole_number
-from fsla.counted import Counted
-from fsla.problem import Oracles, Point
-from fsla.rates import paper
-from fsla.sample import Batch, Batches, Mode, Sample
-from fsla.samplers import Sampler
-from fsla.solver import Algorithm, Solver, State
-from fsla.training import Record, Run, train
-from fsla.tree import norm
-from fsla.wrap import GaussNewton
+from fsla._checks import pick, positive, whole_number
+from fsla._tree import norm
+from fsla.algorithms import Algorithm, Solver, State
+from fsla.problems import Batches, Counted, GaussNewton, Oracles, Point, Sample, Sampler
+from fsla.problems._batches import Batch, Mode
+from fsla.steps import paper
+from fsla.train import Record, Run, train
 from fsla_reproduction.datasets import CleaningTask, Images, TaskSpec, make_task
 from fsla_reproduction.methods import Bp, Fsla, Method, Oracle
 from fsla_reproduction.problems.networks import MODELS, RIDGE, build

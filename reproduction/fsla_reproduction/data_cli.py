@@ -45,7 +45,7 @@ def data_check(
     name: Annotated[str, typer.Argument(help="A data set; all if left out.")] = "", data_dir: DataDir = None
 ) -> None:
     """Read every file and say what it holds; exit code 1 if one cannot be used."""
-    from fsla.checks import pick
+    from fsla._checks import pick
     from fsla_reproduction.datasets.sets import NAMES, cache, check, folder_of
 
     if name:

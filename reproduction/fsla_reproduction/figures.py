@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
-from fsla.checks import pick, positive, whole_number
+from fsla._checks import pick, positive, whole_number
 from fsla_reproduction.cleaning import RunSpec
 from fsla_reproduction.datasets import TaskSpec
 from fsla_reproduction.methods import Bp, Cg, Fsla, Method, NoCleaning, Ns, Oracle

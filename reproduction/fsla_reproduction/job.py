@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 
-from fsla import ranks
+from fsla import distributed as ranks
 from fsla_reproduction.folder import Record
 
 Tell = Callable[[float], None]

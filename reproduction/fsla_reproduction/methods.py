@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from fsla import algorithms
-from fsla.checks import pick, positive, whole_number
-from fsla.direction import MOMENTA
-from fsla.rates import Rates
-from fsla.solver import Algorithm
+from fsla._checks import pick, positive, whole_number
+from fsla.algorithms import Algorithm
+from fsla.steps import Rates
+from fsla.steps._momentum import MOMENTA
 
 Schedule = Callable[[int], Rates]
 CURVATURES = {"hessian": "the Hessian", "gauss-newton": "the Gauss-Newton matrix"}

@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
-from fsla.checks import pick
-from fsla.training.engine import ENGINES
+from fsla._checks import pick
+from fsla.train._engine import ENGINES
 from fsla_reproduction.cleaning import RunSpec, execute
 from fsla_reproduction.cleaning_claims import all_claims
 from fsla_reproduction.cleaning_summary import markdown

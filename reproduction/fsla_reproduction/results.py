@@ -8,8 +8,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 
-from fsla.counted import Counts
-from fsla.training import Record, Status, work
+from fsla.problems import Counts
+from fsla.train import Record, Status, work
 from fsla_reproduction.cleaning import RunSpec
 from fsla_reproduction.figures import Panel, Panels
 

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
-from fsla.checks import pick_device, whole_number
+from fsla._checks import pick_device, whole_number
 from fsla_reproduction.folder import Folder, RunError
 from fsla_reproduction.job import Found, Job, outcome, records_of
 
@@ -45,7 +45,7 @@ def unseen(text: str, done: float, total: int) -> None:
 
 
 class Ranks(Protocol):
-    """What is asked of `fsla.ranks.join()`."""
+    """What is asked of `fsla.distributed.join()`."""
 
     @property
     def rank(self) -> int: ...
@@ -265,7 +265,7 @@ def workers(jobs: int | None = None) -> Workers:
     """
     from joblib.parallel import BACKENDS, get_active_backend
 
-    from fsla import ranks
+    from fsla import distributed as ranks
 
     here = ranks.join()
     if isinstance(get_active_backend()[0], BACKENDS["loky"]):

@@ -24,17 +24,14 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from fsla.algorithms.fixed import Fixed
-from fsla.checks import pick, positive, whole_number
-from fsla.inner import Descent
-from fsla.jacobi import Jacobi
-from fsla.module import functional
-from fsla.passes import Setting, surroundings
-from fsla.rates import Rates, Schedule, constant
-from fsla.sample import Sample
-from fsla.solver import Algorithm, State
-from fsla.tree import Tree, norm
-from fsla.update import Adam
+from fsla._checks import pick, positive, whole_number
+from fsla._tree import Tree, norm
+from fsla.algorithms import Algorithm, Jacobi, State
+from fsla.algorithms._fixed import Fixed
+from fsla.hypergradients import Descent
+from fsla.problems import Sample, functional
+from fsla.problems._passes import Setting, surroundings
+from fsla.steps import Adam, Rates, Schedule, constant
 from fsla_reproduction.folder import Folder, Record
 from fsla_reproduction.job import Job, Tell
 from fsla_reproduction.problems.sources import GRAMMARS, TRUSTED, SourceWeighting, Text, TextSpec, weights

@@ -25,15 +25,20 @@ from functools import partial
 import torch
 
 from fsla import algorithms
-from fsla.checks import whole_number
-from fsla.counted import Counted
-from fsla.estimators import ConjugateGradient, Estimator, Implicit, Neumann, Unrolled
-from fsla.evaluate import DivergenceWarning, hypergradient
-from fsla.inner import Descent
-from fsla.problem import Oracles, Point
-from fsla.rates import constant
-from fsla.sample import Sample
-from fsla.tree import Leaves, dense, norm, sub
+from fsla._checks import whole_number
+from fsla._tree import Leaves, dense, norm, sub
+from fsla.hypergradients import (
+    ConjugateGradient,
+    Descent,
+    DivergenceWarning,
+    Estimator,
+    Implicit,
+    Neumann,
+    Unrolled,
+    hypergradient,
+)
+from fsla.problems import Counted, Oracles, Point, Sample
+from fsla.steps import constant
 from fsla_reproduction.folder import Folder, Record
 from fsla_reproduction.job import Job, Tell, quiet
 from fsla_reproduction.problems import Quadratic, Synthetic

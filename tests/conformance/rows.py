@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import fsla
-from fsla import update
-from fsla.rates import Schedule
+from fsla.steps import Schedule
+from fsla.steps import _updates as update
 
-PLAIN = fsla.rates.constant(alpha=0.05, tau=0.3, beta=0.3, eta=0.5)
+PLAIN = fsla.steps.constant(alpha=0.05, tau=0.3, beta=0.3, eta=0.5)
 SERIES = {"Q": 3, "step": 0.3}
 
 
@@ -44,7 +44,7 @@ class Row:
 SOBA = {"grad": 1, "hvp": 1, "cross": 1, "joint": 1, "d_omega": 1, "d_lam": 1}
 SOBA_TWICE = {name: 2 * count for name, count in SOBA.items()}
 SOBA_BY_DIFFERENCES = {"grad": 2, "d_omega": 1, "d_lam": 1}
-SLOW = fsla.rates.constant(alpha=0.005, tau=0.3, beta=0.3, eta=0.1)
+SLOW = fsla.steps.constant(alpha=0.005, tau=0.3, beta=0.3, eta=0.1)
 
 
 def _aid(T: int, products: int) -> dict[str, int]:
@@ -66,7 +66,7 @@ ROWS = {
     "srba": Row({"period": 3}, SOBA_TWICE),
     "fdehbo": Row({"radius": 40.0}, {"grad": 4, "d_omega": 2, "d_lam": 2}, exact=False),
     "hjfbio": Row({"radius": 40.0}, SOBA_BY_DIFFERENCES, exact=False),
-    "s_tfbo": Row(counts=SOBA, rates=fsla.rates.constant(10.0, 1.0, 1.0), near=0.05),
+    "s_tfbo": Row(counts=SOBA, rates=fsla.steps.constant(10.0, 1.0, 1.0), near=0.05),
     "bp": Row(
         {"T": 3},
         {"grad": 3, "d_omega": 2, "d_lam": 2, "hvp": 4, "cross": 6, "joint": 4},
@@ -91,7 +91,7 @@ ROWS = {
     "bio_bred": Row(
         {"T": 3, "outer": update.Proximal(update.SoftThreshold(0.2))},
         {"grad": 3, "d_omega": 1, "d_lam": 1, "hvp": 2, "cross": 3, "joint": 2},
-        {"T": 40, "outer": update.Plain()},
+        {"T": 40, "outer": update.GradientDescent()},
         reference={"T": 3, "weight": 0.2},
     ),
     "bda": Row(
@@ -105,7 +105,7 @@ ROWS = {
     "aid_bio": Row({"T": 2, "Q": 3}, _aid(2, 3), {"Q": 6}),
     "stocbio": Row({"T": 2} | SERIES, _aid(2, 3), {"Q": 40}),
     "sbio_bred": Row(
-        {"T": 2} | SERIES, _aid(2, 3), {"Q": 40, "outer": update.Plain()}, positive=True
+        {"T": 2} | SERIES, _aid(2, 3), {"Q": 40, "outer": update.GradientDescent()}, positive=True
     ),
     "implicit_neumann": Row({"T": 2} | SERIES, _aid(2, 3), {"Q": 40}),
     "t1_t2": Row({"T": 2, "step": 0.2}, _aid(2, 0), near=None),
@@ -127,7 +127,7 @@ ROWS = {
     ),
     "accbo": Row(
         {"gamma": 0.5, "average": 0.7} | SERIES, {"grad": 1, "d_omega": 2, "d_lam": 2, "cross": 2}, {"Q": 30},
-        fsla.rates.constant(0.002, 0.1, 0.1, 0.02), near=0.15, draws=True,
+        fsla.steps.constant(0.002, 0.1, 0.1, 0.02), near=0.15, draws=True,
     ),
     "stable": Row(
         {"mu": 0.5}, {"grad": 1, "d_omega": 1, "d_lam": 1, "hvp": 6, "cross": 6, "joint": 6}, {}
@@ -139,15 +139,15 @@ ROWS = {
         {"T": 2, "rho": 1.0, "grow": 1.1, "bound": 2.0, "shrink": 0.9},
         {"grad": 3, "d_omega": 3, "d_lam": 1, "hvp": 3, "cross": 1},
         {"T": 20, "grow": 1.0, "bound": 1e3, "shrink": 1.0},
-        fsla.rates.constant(0.05, 0.08, 0.0),
+        fsla.steps.constant(0.05, 0.08, 0.0),
     ),
     "f2sa": Row(
         {"T": 2}, {"grad": 4, "d_omega": 2, "d_lam": 1, "forward": 2}, {"T": 40},
-        fsla.rates.constant(0.05, 0.3, 3e-5), near=1e-3,
+        fsla.steps.constant(0.05, 0.3, 3e-5), near=1e-3,
     ),
     "bome": Row(
         {"T": 2}, {"grad": 3, "d_omega": 1, "d_lam": 1, "forward": 1}, {"T": 20},
-        fsla.rates.constant(0.02, 0.1, 0.0, 0.5), near=0.05,
+        fsla.steps.constant(0.02, 0.1, 0.0, 0.5), near=0.05,
     ),
     "sama": Row(
         {"T": 2, "first": 0.9, "second": 0.99, "floor": 1e-3},

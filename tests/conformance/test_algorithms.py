@@ -13,17 +13,17 @@ import torch
 from rows import PLAIN, ROWS
 
 import fsla
-from fsla import Batches, Counted, Numbered, Point, Problem, Sample, algorithms, tree
-from fsla.adjoints import RandomNeumann
-from fsla.algorithms.around import ByDifferences
-from fsla.checkpoint import load_checkpoint, save_checkpoint
-from fsla.projection import Box
-from fsla.training.engine import make_engine
-from fsla.training.program import CaptureError
+from fsla import Batches, Counted, Numbered, Point, Problem, Sample, algorithms
+from fsla import _tree as tree
+from fsla.algorithms import ByDifferences
+from fsla.hypergradients import RandomNeumann
+from fsla.steps import Box
+from fsla.train import load_checkpoint, make_engine, save_checkpoint
+from fsla.train._program import CaptureError
 from fsla_reproduction.problems import Quadratic
 from support import F64, network, normal, ridge_logistic
 
-FALLING = fsla.rates.Schedule(0.06, 0.11, 0.13, 0.6, power=(0.5, 0.3, 0.2, 0.1))
+FALLING = fsla.steps.Schedule(0.06, 0.11, 0.13, 0.6, power=(0.5, 0.3, 0.2, 0.1))
 
 
 def full(inner=None, outer=None, k=0):
@@ -163,12 +163,12 @@ def test_a_perturbed_update_is_noticed(name, monkeypatch):
 @pytest.mark.parametrize(
     ("name", "where"),
     [
-        ("fsla", "fsla.direction:Storm.__call__"),
-        ("mrbo", "fsla.linsolve:neumann"),
-        ("cg", "fsla.linsolve:cg"),
+        ("fsla", "fsla.steps._momentum:Storm.__call__"),
+        ("mrbo", "fsla.hypergradients._linsolve:neumann"),
+        ("cg", "fsla.hypergradients._linsolve:cg"),
         ("saba", "fsla.algorithms.saba:corrected"),
-        ("itd_bio", "fsla.estimators:adjoint_recursion"),
-        ("amigo", "fsla.estimators:vector_recursion"),
+        ("itd_bio", "fsla.hypergradients._estimators:adjoint_recursion"),
+        ("amigo", "fsla.hypergradients._estimators:vector_recursion"),
     ],
 )
 def test_a_perturbed_part_is_noticed(name, where, monkeypatch):
@@ -352,7 +352,7 @@ COMPILED = ("fsla", "cg", "soba")
 def test_every_engine_takes_the_same_steps(name, engine):
     if engine == "compile" and not (shutil.which("g++") or shutil.which("clang++")):
         pytest.skip("no C++ compiler")
-    solver = make(name, fsla.rates.Schedule(0.02, 0.1, 0.1, 0.5, power=0.5))
+    solver = make(name, fsla.steps.Schedule(0.02, 0.1, 0.1, 0.5, power=0.5))
     problem, at, train, valid = ridge_logistic()
     xi, states = Sample.full(train, valid), []
     for choice in ("eager", engine):
@@ -380,7 +380,7 @@ def same_path(one, other, problem, at, samples, tolerance=1e-13):
         assert float(tree.norm(tree.sub(x, y)) / tree.norm(x)) < tolerance
 
 
-ONE = fsla.rates.Schedule(0.05, 0.2, 0.2, 1.0, power=(0.5, 0.5, 0.5, 0.0))
+ONE = fsla.steps.Schedule(0.05, 0.2, 0.2, 1.0, power=(0.5, 0.5, 0.5, 0.0))
 STEP = 0.2
 TTSA = algorithms.ttsa(ONE, Q=4, step=STEP)
 
@@ -392,7 +392,7 @@ TTSA = algorithms.ttsa(ONE, Q=4, step=STEP)
         (algorithms.saba(ONE), algorithms.soba(ONE)),
         (algorithms.bsa(ONE, T=1, growth=0.0, Q=4, step=STEP), TTSA),
         (algorithms.sustain(ONE, Q=4, step=STEP), replace(algorithms.sustain(ONE, Q=4, step=STEP), **{
-            key: fsla.direction.Plain() for key in ("omega_filter", "lam_filter")})),
+            key: fsla.steps.NoMomentum() for key in ("omega_filter", "lam_filter")})),
         (algorithms.vr_biadam(ONE, Q=4, step=STEP), algorithms.biadam(ONE, Q=4, step=STEP)),
         (algorithms.fsla(ONE), algorithms.fsla(ONE, momentum="none")),
         (algorithms.aid_fp(ONE, T=2, K=4, step=STEP), algorithms.implicit_neumann(ONE, T=2, Q=3, step=STEP)),
@@ -411,7 +411,7 @@ def test_some_are_others_with_a_part_exchanged(one, other):
 
 def test_amigo_with_one_step_each_is_the_single_loop_begun_elsewhere():
     problem, at, train, valid = ridge_logistic()
-    rates = fsla.rates.constant(0.05, 0.2, 0.2)
+    rates = fsla.steps.constant(0.05, 0.2, 0.2)
     amigo = algorithms.amigo(rates, T=1, Q=1)
     single = algorithms.single_loop(rates)
     a = amigo.init(problem, at, full(train, valid))
@@ -428,7 +428,7 @@ def test_amigo_with_one_step_each_is_the_single_loop_begun_elsewhere():
 def test_ma_soba_that_forgets_all_is_soba_one_step_late():
     problem, at, train, valid = ridge_logistic()
     xi = full(train, valid)
-    ma = algorithms.ma_soba(fsla.rates.constant(0.05, 0.2, 0.2, 1.0))
+    ma = algorithms.ma_soba(fsla.steps.constant(0.05, 0.2, 0.2, 1.0))
     state = ma.init(problem, at, xi)
     for _ in range(4):
         before = state
@@ -442,7 +442,7 @@ def test_the_bias_of_f2sa_falls_as_its_multiplier_grows():
     lam = normal(3, seed=1)
     gaps = []
     for weight in (100.0, 200.0, 400.0, 800.0):
-        solver = algorithms.f2sa(fsla.rates.constant(0.0, 0.3, 0.3 / (2 * weight)), T=1)
+        solver = algorithms.f2sa(fsla.steps.constant(0.0, 0.3, 0.3 / (2 * weight)), T=1)
         state = solver.init(q, q.point(lam, q.omega_of(lam)), FULL)
         for _ in range(200):
             state = solver.step(q, state, FULL)

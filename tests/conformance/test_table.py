@@ -8,7 +8,7 @@ import torch
 from rows import PLAIN, ROWS
 
 from fsla import Sample, algorithms
-from fsla.nest import tensors
+from fsla.problems._nest import tensors
 from fsla_reproduction.problems import Quadratic
 
 DOCS = Path(__file__).parent.parent.parent / "docs" / "algorithms"

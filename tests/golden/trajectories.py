@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 import fsla
 from fsla import Batches, Numbered, Problem, Sample, algorithms
-from fsla.problem import Point
+from fsla.problems import Point
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "conformance"))
 
@@ -25,7 +25,7 @@ from rows import ROWS
 
 FILE = Path(__file__).with_suffix(".safetensors")
 F64 = torch.float64
-RATES = fsla.rates.Schedule(0.1, 0.2, 0.15, 0.7, power=0.3)
+RATES = fsla.steps.Schedule(0.1, 0.2, 0.15, 0.7, power=0.3)
 STEPS = 8
 PRODUCTS = ("exact", "difference")
 MODULE_STEPS = 60

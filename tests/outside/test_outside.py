@@ -21,11 +21,10 @@ from torch import Tensor
 
 import fsla
 from fsla import Point, Problem, Sample
-from fsla.adjoints import RandomNeumann
-from fsla.direction import Storm
-from fsla.rates import Rates, Schedule
-from fsla.sample import Batches, Numbered
-from fsla.tree import Tree, axpy, zeros_like
+from fsla._tree import Tree, axpy, zeros_like
+from fsla.hypergradients import RandomNeumann
+from fsla.problems import Batches, Numbered
+from fsla.steps import STORM, Rates, Schedule
 
 RECORDED = json.loads(Path(__file__).with_name("recorded.json").read_text())
 THEIRS = RECORDED["benchmark_bilevel"]
@@ -366,7 +365,7 @@ def test_fsla_whose_previous_point_is_not_one():
     def gradient(at: Point, v: Tree) -> Any:
         return solver.estimator.gradient(PROBLEM, at, v, first)
 
-    d = Storm()(gradient, (ours.at, ours.memory), (nowhere, before.memory), before.d, rates(0).eta)
+    d = STORM()(gradient, (ours.at, ours.memory), (nowhere, before.memory), before.d, rates(0).eta)
     theirs = ours._replace(d=d)
     states = [before, theirs]
     for k in range(1, STEPS):

@@ -7,8 +7,9 @@ import pytest
 import torch
 
 import fsla
-from fsla import Counted, Point, Sample, tree
-from fsla.training.engine import make_engine
+from fsla import Counted, Point, Sample
+from fsla import _tree as tree
+from fsla.train import make_engine
 from fsla_reproduction.problems import LeastSquares, Quadratic
 from fsla_reproduction.theory import decreasing_step, spectral_abscissa
 from support import normal
@@ -30,7 +31,7 @@ def source(kind, batch=8):
 def bias(kind, eta, momentum="storm", steps=4000):
     """The mean of d - (∂_λ F - J v) on all rows, at a fixed λ, and its standard error from 50 blocks."""
     problem, q, samples = DATA.losses(), DATA.quadratic(), source(kind)
-    solver = fsla.algorithms.fsla(fsla.rates.constant(alpha=0.0, tau=0.1, beta=0.1, eta=eta), momentum=momentum)
+    solver = fsla.algorithms.fsla(fsla.steps.constant(alpha=0.0, tau=0.1, beta=0.1, eta=eta), momentum=momentum)
     state = solver.init(problem, Point({"lam": normal(4, seed=1)}, {"omega": normal(5, seed=2)}), next(samples))
     engine = make_engine("graph", solver, Counted(problem), lambda: next(samples), torch.Generator(), state)
     gaps = []
@@ -48,7 +49,7 @@ def test_storm_has_no_bias_where_the_products_have_their_own_batches(kind):
     assert float(mean.norm()) < 3 * deviation
 
 
-@pytest.mark.filterwarnings("ignore::fsla.solver.SharedBatchWarning")
+@pytest.mark.filterwarnings("ignore::fsla.algorithms.SharedBatchWarning")
 @pytest.mark.parametrize("kind", [pytest.param("shared", marks=pytest.mark.slow), "hvp is cross"])
 def test_storm_is_biased_where_the_hvp_and_the_cross_product_share_a_batch(kind):
     """The bias is (β/η) times a covariance: it halves as η doubles, and stays as the steps fall in proportion.
@@ -72,7 +73,7 @@ def test_the_sign_of_the_spectral_abscissa_predicts_convergence():
         if abs(worst) < 0.01:
             continue  # too slow to tell
         alpha = 0.02 / max(1.0, ratio)
-        solver = fsla.algorithms.single_loop(fsla.rates.constant(alpha, ratio * alpha, ratio * alpha))
+        solver = fsla.algorithms.single_loop(fsla.steps.constant(alpha, ratio * alpha, ratio * alpha))
         start = torch.linalg.solve(q.hessian(), -q.gradient(torch.zeros(2, dtype=torch.float64)))  # where ∇f = 0
         at = q.point(start + 1e-3, q.omega_of(start))
         state, xi = solver.init(q, at, Sample.full(None, None)), Sample.full(None, None)
@@ -110,7 +111,7 @@ def same(x, y, tol=1e-12):
 
 def test_with_eta_one_every_momentum_is_plain(finite_sum):
     runs = [
-        trajectory(fsla.algorithms.fsla(fsla.rates.constant(0.05, 0.1, 0.1, 1.0), momentum=m), *finite_sum)
+        trajectory(fsla.algorithms.fsla(fsla.steps.constant(0.05, 0.1, 0.1, 1.0), momentum=m), *finite_sum)
         for m in ("storm", "average", "none")
     ]
     for storm, average, plain in zip(*runs, strict=True):
@@ -120,7 +121,7 @@ def test_with_eta_one_every_momentum_is_plain(finite_sum):
 
 def test_amigo_with_one_step_each_is_fsla_without_momentum(finite_sum):
     """Begun with ω and v instead of λ: as if FSLA's first step on λ had no length."""
-    rates = fsla.rates.constant(0.05, 0.1, 0.1)
+    rates = fsla.steps.constant(0.05, 0.1, 0.1)
     one = trajectory(fsla.algorithms.amigo(rates, T=1, Q=1), *finite_sum)
     late = lambda k: rates(k)._replace(alpha=0.05 if k else 0.0)  # noqa: E731
     other = trajectory(fsla.algorithms.fsla(late, v_at="new", momentum="none"), *finite_sum)
@@ -134,7 +135,7 @@ def test_amigo_s_first_step_is_downhill():
     q = Quadratic(one, -4 * one, none[0], none, -one[0], none, none, 3 * one[0])
     start = q.point(none[0], none[0])
     torch.testing.assert_close(q.gradient(none[0]), one[0])
-    solver = fsla.algorithms.amigo(fsla.rates.constant(0.1, 0.5, 0.5), T=30, Q=30)
+    solver = fsla.algorithms.amigo(fsla.steps.constant(0.1, 0.5, 0.5), T=30, Q=30)
     state = solver.step(q, solver.init(q, start, Sample.full(None, None)), Sample.full(None, None))
     assert float(state.at.lam["lam"]) == pytest.approx(-0.1, rel=1e-6)
 
@@ -142,7 +143,7 @@ def test_amigo_s_first_step_is_downhill():
 def test_amigo_against_its_own_pseudo_code(finite_sum):
     """ω, then v, then λ, as Arbel and Mairal write it."""
     problem, at, samples = finite_sum
-    states = trajectory(fsla.algorithms.amigo(fsla.rates.constant(0.05, 0.1, 0.1), T=2, Q=3), problem, at, samples)
+    states = trajectory(fsla.algorithms.amigo(fsla.steps.constant(0.05, 0.1, 0.1), T=2, Q=3), problem, at, samples)
     lam, omega, v = at.lam, at.omega, tree.zeros_like(at.omega)
     for xi, state in zip(samples[1:], states[1:], strict=True):
         for _ in range(2):
@@ -160,7 +161,7 @@ def test_amigo_against_its_own_pseudo_code(finite_sum):
 def test_ma_soba_with_eta_one_is_soba_with_lambda_one_step_late(finite_sum):
     """With θ = 1, d is the last D_λ. At a fixed λ-step zero both agree; else λ_{k+1} uses D_λ of step k - 1."""
     problem, at, samples = finite_sum
-    rates = fsla.rates.constant(0.05, 0.1, 0.1, 1.0)
+    rates = fsla.steps.constant(0.05, 0.1, 0.1, 1.0)
     states = trajectory(fsla.algorithms.ma_soba(rates), problem, at, samples)
     lam, omega, v, late = at.lam, at.omega, tree.zeros_like(at.omega), tree.zeros_like(at.lam)
     for xi, state in zip(samples[1:], states[1:], strict=True):
@@ -171,7 +172,7 @@ def test_ma_soba_with_eta_one_is_soba_with_lambda_one_step_late(finite_sum):
         omega = tree.axpy(-0.1, G.grad, omega)
         assert same(state.at.lam, lam)
         assert same(state.d, d)
-    still = fsla.rates.constant(0.0, 0.1, 0.1, 1.0)
+    still = fsla.steps.constant(0.0, 0.1, 0.1, 1.0)
     for a, b in zip(
         trajectory(fsla.algorithms.ma_soba(still), *finite_sum),
         trajectory(fsla.algorithms.soba(still), *finite_sum),
@@ -184,7 +185,7 @@ def test_ma_soba_with_eta_one_is_soba_with_lambda_one_step_late(finite_sum):
 def test_the_first_storm_correction_is_taken_at_the_starting_point(finite_sum):
     """Not at zero: d_1 = g(x_1; ξ) + (1-η)(d_0 - g(x_0; ξ))."""
     problem, at, samples = finite_sum
-    solver = fsla.algorithms.fsla(fsla.rates.constant(0.05, 0.1, 0.1, 0.3))
+    solver = fsla.algorithms.fsla(fsla.steps.constant(0.05, 0.1, 0.1, 0.3))
     first = solver.init(problem, at, samples[0])
     second = solver.step(problem, first, samples[1])
     gradient = lambda s: solver.estimator.gradient(problem, s.at, s.memory, samples[1])  # noqa: E731

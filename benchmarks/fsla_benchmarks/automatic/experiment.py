@@ -22,9 +22,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fsla.checks import whole_number
-from fsla.front import FSLA, DivergenceError, RescueWarning
-from fsla.front.steps import Curvature
+from fsla._checks import whole_number
+from fsla.steps import Curvature
+from fsla.train import FSLA, DivergenceError, RescueWarning
 from fsla_benchmarks.automatic.tasks import Task, tasks
 from fsla_reproduction.folder import Folder, Record
 from fsla_reproduction.job import Job, Tell

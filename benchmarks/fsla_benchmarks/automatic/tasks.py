@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from fsla.front.views import ModelLoss
+from fsla.train._module_views import ModelLoss
 
 Batch = tuple[Tensor, ...]
 F64 = torch.float64

@@ -11,11 +11,11 @@ import numpy as np
 import torch
 from scipy.optimize import minimize
 
-from fsla.linsolve import cg
-from fsla.passes import Loss
-from fsla.problem import Oracles, Point
-from fsla.sample import Batch
-from fsla.tree import Leaves, Tree, dense, flatten, sub, unflatten
+from fsla._tree import Leaves, Tree, dense, flatten, sub, unflatten
+from fsla.hypergradients._linsolve import cg
+from fsla.problems import Oracles, Point
+from fsla.problems._batches import Batch
+from fsla.problems._passes import Loss
 
 _TIGHT: dict[str, Any] = {"maxcor": 20, "maxiter": 1000, "maxfun": 2000, "gtol": 1e-9, "ftol": 0.0}
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from pathlib import Path
 
-from fsla.checks import pick, whole_number
+from fsla._checks import pick, whole_number
 from fsla_benchmarks.compare.methods import METHODS, Setting, known, label, settings
 from fsla_benchmarks.compare.problems import DATA, PROBLEMS
 from fsla_benchmarks.compare.report import Results, summary_of

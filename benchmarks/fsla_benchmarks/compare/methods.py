@@ -15,11 +15,9 @@ from typing import Any, Literal
 import torch
 
 from fsla import algorithms
-from fsla.front import FSLA, SOBA
-from fsla.front.base import Bilevel
-from fsla.rates import Schedule
-from fsla.solver import Algorithm
-from fsla.update import Adaptive
+from fsla.algorithms import Algorithm
+from fsla.steps import Adaptive, Schedule
+from fsla.train import FSLA, SOBA, Bilevel
 from fsla_benchmarks.compare.task import Task
 
 Samples = Literal["independent", "shared", "full", "numbered", "refreshed", "led"]

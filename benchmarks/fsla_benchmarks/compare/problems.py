@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import avg_pool2d, binary_cross_entropy_with_logits, cross_entropy
 
-from fsla.problem import Point
-from fsla.tree import Tree
+from fsla._tree import Tree
+from fsla.problems import Point
 from fsla_benchmarks.compare.task import Batch, Task
 from fsla_reproduction.datasets import load
 from fsla_reproduction.problems import LeastSquares

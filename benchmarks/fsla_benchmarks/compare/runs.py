@@ -15,14 +15,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from fsla.counted import Counted, CountedOuter, Counts
-from fsla.front import DivergenceError, RescueWarning
-from fsla.front.base import Bilevel
-from fsla.front.model import ModelProblem
-from fsla.problem import Inner, Outer, Point
-from fsla.sample import Batch, Batches, Needs, Numbered, Sample
-from fsla.samplers import Sampler
-from fsla.tree import Tree
+from fsla._tree import Tree
+from fsla.problems import Batches, Counted, Counts, Inner, Needs, Numbered, Outer, Point, Sample, Sampler
+from fsla.problems._batches import Batch
+from fsla.problems._counted import CountedOuter
+from fsla.train import Bilevel, DivergenceError, ModelProblem, RescueWarning
 from fsla_benchmarks.compare.methods import METHODS, PERIOD, Setting, make, seed_of
 from fsla_benchmarks.compare.task import Measured, Task
 

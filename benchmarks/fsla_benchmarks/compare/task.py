@@ -15,11 +15,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from fsla.autodiff import Problem
-from fsla.linsolve import largest_eigenvalue
-from fsla.passes import Loss
-from fsla.problem import Point
-from fsla.tree import Tree, flatten, norm, size, sub
+from fsla._tree import Tree, flatten, norm, size, sub
+from fsla.hypergradients import largest_eigenvalue
+from fsla.problems import Point, Problem
+from fsla.problems._passes import Loss
 from fsla_benchmarks.compare.exact import f_and_gradient, inner_minimum, least
 
 Batch = tuple[Tensor, ...]

@@ -18,13 +18,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fsla.checks import pick, whole_number
-from fsla.cleaning.choice import Trial
-from fsla.cleaning.inputs import scaling
-from fsla.cleaning.material import Material, threads
-from fsla.cleaning.networks import maker, pace
-from fsla.cleaning.training import CrossFit, cross_fit
-from fsla.cleaning.ways import EVERYTHING, WITH_GROUPS, ways
+from fsla._checks import pick, whole_number
+from fsla.data._choice import Trial
+from fsla.data._inputs import scaling
+from fsla.data._material import Material, threads
+from fsla.data._networks import maker, pace
+from fsla.data._training import CrossFit, cross_fit
+from fsla.data._ways import EVERYTHING, WITH_GROUPS, ways
 from fsla_benchmarks.data_quality.report import CHOSEN, CLEANLAB, ORACLE, claims, markdown, summarise
 from fsla_benchmarks.data_quality.tasks import KINDS, RIGHT, Mixed, make
 from fsla_reproduction.datasets import load

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from statistics import fmean, stdev
 
-from fsla.cleaning.ways import AGREEMENT, ALONE, EVERYTHING, MENDED, SAMPLES, SELF, WITH_GROUPS
+from fsla.data._ways import AGREEMENT, ALONE, EVERYTHING, MENDED, SAMPLES, SELF, WITH_GROUPS
 from fsla_benchmarks.data_quality.tasks import RIGHT
 from fsla_reproduction.folder import Record
 from fsla_reproduction.report import Claim, table

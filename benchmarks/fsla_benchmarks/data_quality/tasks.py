@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from fsla.checks import pick
+from fsla._checks import pick
 from fsla_reproduction.datasets import Images
 
 CLASSES = 10

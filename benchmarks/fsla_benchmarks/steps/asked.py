@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from fsla.checks import pick
+from fsla._checks import pick
 from fsla_benchmarks.steps.cases import PROBLEMS
 from fsla_benchmarks.steps.race import Report, Row
 from fsla_benchmarks.steps.table import SCALINGS, measure, scaling

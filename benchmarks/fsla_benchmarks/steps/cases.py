@@ -14,12 +14,10 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from fsla.autodiff import Problem
-from fsla.checks import pick
-from fsla.problem import Point
-from fsla.rates import constant
-from fsla.sample import Batch
-from fsla.weighted import WeightedProblem
+from fsla._checks import pick
+from fsla.problems import Point, Problem, WeightedProblem
+from fsla.problems._batches import Batch
+from fsla.steps import constant
 from fsla_benchmarks.steps.race import Advance
 from fsla_reproduction.problems import Reweighting, Synthetic
 from fsla_reproduction.problems.networks import RIDGE, build, cnn

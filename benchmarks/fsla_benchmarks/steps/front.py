@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from fsla.front import FSLA, SOBA
+from fsla.train import FSLA, SOBA
 from fsla_benchmarks.steps.cases import BATCH, IMAGES
 from fsla_benchmarks.steps.race import Key
 from fsla_reproduction.problems.networks import build

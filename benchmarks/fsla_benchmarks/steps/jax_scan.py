@@ -23,10 +23,10 @@ from typing import Any, NamedTuple
 
 import torch
 
-from fsla.checks import pick, whole_number
-from fsla.direction import MOMENTA
-from fsla.rates import Rates
-from fsla.tree import Tree
+from fsla._checks import pick, whole_number
+from fsla._tree import Tree
+from fsla.steps import Rates
+from fsla.steps._momentum import MOMENTA
 from fsla_benchmarks.steps.cases import BATCH, IMAGES, PROBLEMS, RATES
 from fsla_reproduction.problems import Synthetic
 from fsla_reproduction.problems.networks import RIDGE, build

@@ -24,8 +24,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fsla.sample import Batch
-from fsla.tree import Tree
+from fsla._tree import Tree
+from fsla.problems._batches import Batch
 from fsla_benchmarks.steps.cases import Case
 
 Tensors = tuple[Tensor, ...]

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import torch
 
-from fsla.files import write_text
+from fsla._files import write_text
 
 Report = Callable[[str], None]
 Advance = Callable[[int], None]

@@ -27,16 +27,13 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
 from torch.nn.functional import cross_entropy
 
-from fsla import algorithms, rates
-from fsla.autodiff import Problem
-from fsla.front import FSLA, SOBA
-from fsla.nest import tensors
-from fsla.problem import Point
-from fsla.ranks import Ranks, apart, join
-from fsla.reduced import Reduced
-from fsla.sample import Sample
-from fsla.tree import Tree, is_sharded, own
-from fsla.weights import SampleWeights
+from fsla import algorithms
+from fsla._tree import Tree, is_sharded, own
+from fsla.distributed import Ranks, apart, join
+from fsla.problems import Point, Problem, Reduced, Sample
+from fsla.problems._nest import tensors
+from fsla.steps import _schedules as rates
+from fsla.train import FSLA, SOBA, SampleWeights
 from fsla_benchmarks.steps.traffic import Sent, Sizes, core, front, predictions
 
 KINDS: dict[str, type[FSLA] | type[SOBA]] = {"fsla": FSLA, "soba": SOBA}

@@ -19,15 +19,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from fsla import algorithms, rates
-from fsla.lazy import LazyRows
-from fsla.problem import Oracles, Point
-from fsla.reduced import Reduced
-from fsla.sample import Sample
-from fsla.shards import Shard, ShardSampler
-from fsla.solver import Solver
-from fsla.tree import Tree
-from fsla.weighted import WeightedProblem
+from fsla import algorithms
+from fsla._tree import Tree
+from fsla.algorithms import Solver
+from fsla.contrib import LazyRows
+from fsla.problems import Oracles, Point, Reduced, Sample, Shard, ShardSampler, WeightedProblem
+from fsla.steps import _schedules as rates
 
 KINDS = 4096
 BATCH = 64

@@ -12,12 +12,10 @@ from typing import NamedTuple
 import torch
 
 from fsla import algorithms
-from fsla.checks import pick, whole_number
-from fsla.counted import Counted
-from fsla.problem import Oracles
-from fsla.sample import Mode, Sample
-from fsla.solver import Algorithm
-from fsla.wrap import GaussNewton
+from fsla._checks import pick, whole_number
+from fsla.algorithms import Algorithm
+from fsla.problems import Counted, GaussNewton, Oracles, Sample
+from fsla.problems._batches import Mode
 from fsla_benchmarks.steps import front, jax_scan, peers
 from fsla_benchmarks.steps.cases import RATES, Case, case
 from fsla_benchmarks.steps.memory import peak_mb
@@ -183,7 +181,7 @@ def scaling(
 
 def _stepper(c: Case, problem: Oracles, algorithm: Algorithm, samples: Mode, engine: str) -> Advance:
     """A function that takes the next steps of a run."""
-    from fsla.training.engine import make_engine
+    from fsla.train import make_engine
 
     def draw() -> Sample:
         return Sample.draw(samples, c.inner, c.outer)

@@ -22,16 +22,14 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from fsla import algorithms
-from fsla.autodiff import Mode
-from fsla.checks import whole_number
-from fsla.jacobi import Jacobi
-from fsla.module import Network, functional
-from fsla.nest import tensors
-from fsla.rates import constant
-from fsla.sample import Sample
-from fsla.solver import Algorithm
-from fsla.tree import Tree
-from fsla.update import Adam
+from fsla._checks import whole_number
+from fsla._tree import Tree
+from fsla.algorithms import Algorithm, Jacobi
+from fsla.problems import Sample, functional
+from fsla.problems._autograd import Mode
+from fsla.problems._functional import Network
+from fsla.problems._nest import tensors
+from fsla.steps import Adam, constant
 from fsla_benchmarks.steps.memory import peak_mb
 from fsla_benchmarks.steps.race import Key, Report, Row, race, reason, wait
 from fsla_reproduction.problems.sources import SourceWeighting, Text, TextSpec

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fsla.checks import pick
+from fsla._checks import pick
 
 KINDS = {
     "uniform": "a label drawn anew from all classes, so that one in C stays right: the paper's reading",

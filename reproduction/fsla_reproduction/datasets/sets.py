@@ -20,7 +20,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from fsla.checks import pick
+from fsla._checks import pick
 from fsla_reproduction.datasets.download import Bar, Downloader, DownloadRefused, Limits
 from fsla_reproduction.datasets.idx import DataError, read_idx
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fsla.checks import pick, whole_number
+from fsla._checks import pick, whole_number
 from fsla_reproduction.datasets.noise import corrupt, long_tail
 from fsla_reproduction.datasets.sets import CLASSES, Images, load
 

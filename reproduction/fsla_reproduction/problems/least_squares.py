@@ -8,10 +8,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fsla.autodiff import Problem
-from fsla.problem import Point
-from fsla.sample import Batch
-from fsla.tree import Tree
+from fsla._tree import Tree
+from fsla.problems import Point, Problem
+from fsla.problems._batches import Batch
 from fsla_reproduction.problems.quadratic import Quadratic
 
 

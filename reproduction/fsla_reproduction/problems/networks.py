@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from fsla.checks import pick
+from fsla._checks import pick
 
 
 def cnn(size: int, classes: int, *, width: int = 32) -> nn.Module:

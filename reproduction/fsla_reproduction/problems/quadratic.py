@@ -14,10 +14,9 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from fsla.autodiff import Problem
-from fsla.problem import Inner, Outer, Point
-from fsla.sample import Batch
-from fsla.tree import Tree
+from fsla._tree import Tree
+from fsla.problems import Inner, Outer, Point, Problem
+from fsla.problems._batches import Batch
 
 
 @dataclass(frozen=True)

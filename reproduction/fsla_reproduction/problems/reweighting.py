@@ -13,11 +13,10 @@ from functools import cached_property
 import torch
 from torch import Tensor, nn
 
-from fsla.module import Network, functional
-from fsla.problem import Point
-from fsla.sample import Batch
-from fsla.tree import Tree
-from fsla.weighted import WeightedProblem
+from fsla._tree import Tree
+from fsla.problems import Point, WeightedProblem, functional
+from fsla.problems._batches import Batch
+from fsla.problems._functional import Network
 
 
 @dataclass(frozen=True, eq=False)

@@ -15,13 +15,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fsla.autodiff import Mode
-from fsla.checks import whole_number
-from fsla.module import Network
-from fsla.problem import Point
-from fsla.sample import Batch
-from fsla.tree import Tree
-from fsla.weighted import WeightedProblem
+from fsla._checks import whole_number
+from fsla._tree import Tree
+from fsla.problems import Point, WeightedProblem
+from fsla.problems._autograd import Mode
+from fsla.problems._batches import Batch
+from fsla.problems._functional import Network
 from fsla_reproduction.problems.transformer import sequence_losses
 
 GRAMMARS = ("A", "A", "A", "B", "B", "B", "C", "C", "noise", "noise")

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from fsla.checks import whole_number
+from fsla._checks import whole_number
 
 
 @dataclass(frozen=True)

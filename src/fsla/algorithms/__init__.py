@@ -2,34 +2,26 @@
 
 from collections.abc import Callable
 
-from fsla.algorithms.baselines import bp, cg, ns
-from fsla.algorithms.bda import bda
-from fsla.algorithms.dense import stable, svrb
-from fsla.algorithms.fixed import fixed
-from fsla.algorithms.hoag import hoag
-from fsla.algorithms.implicit import (
-    aid_bio,
-    aid_cg,
-    aid_fp,
-    bsa,
-    implicit_neumann,
-    sbio_bred,
-    stocbio,
-    t1_t2,
-    ttsa,
-)
-from fsla.algorithms.penalty import penalty
-from fsla.algorithms.reversible import reversible
-from fsla.algorithms.saba import saba
-from fsla.algorithms.sama import sama
-from fsla.algorithms.single_loop import amigo, fsla, single_loop, slip
-from fsla.algorithms.soba import fdehbo, hjfbio, ma_soba, soba, srba
-from fsla.algorithms.tuning_free import s_tfbo
-from fsla.algorithms.unrolled import bio_bred, forward, itd_bio, rtho, truncated_bp
-from fsla.algorithms.value_function import bome, f2sa
-from fsla.algorithms.variance_reduced import accbo, biadam, mrbo, sustain, vr_biadam
-from fsla.algorithms.vrbo import vrbo
-from fsla.solver import Algorithm
+from fsla.algorithms._alternating import Algorithm, SharedBatchWarning, Solver, State
+from fsla.algorithms._around import ByDifferences, Growing, WarmedUp
+from fsla.algorithms._baselines import bp, cg, ns
+from fsla.algorithms._bda import bda
+from fsla.algorithms._dense import stable, svrb
+from fsla.algorithms._fixed import fixed
+from fsla.algorithms._hoag import hoag
+from fsla.algorithms._implicit import aid_bio, aid_cg, aid_fp, bsa, implicit_neumann, sbio_bred, stocbio, t1_t2, ttsa
+from fsla.algorithms._penalty import penalty
+from fsla.algorithms._reversible import reversible
+from fsla.algorithms._saba import saba
+from fsla.algorithms._sama import sama
+from fsla.algorithms._simultaneous import Jacobi
+from fsla.algorithms._single_loop import amigo, fsla, single_loop, slip
+from fsla.algorithms._soba import fdehbo, hjfbio, ma_soba, soba, srba
+from fsla.algorithms._tuning_free import s_tfbo
+from fsla.algorithms._unrolled import bio_bred, forward, itd_bio, rtho, truncated_bp
+from fsla.algorithms._value_function import bome, f2sa
+from fsla.algorithms._variance_reduced import accbo, biadam, mrbo, sustain, vr_biadam
+from fsla.algorithms._vrbo import vrbo
 
 _FUNCTIONS: tuple[Callable[..., Algorithm], ...] = (
     fsla, single_loop, amigo, slip,
@@ -46,6 +38,14 @@ ALL: dict[str, Callable[..., Algorithm]] = {function.__name__: function for func
 
 __all__ = [
     "ALL",
+    "Algorithm",
+    "ByDifferences",
+    "Growing",
+    "Jacobi",
+    "SharedBatchWarning",
+    "Solver",
+    "State",
+    "WarmedUp",
     "accbo",
     "aid_bio",
     "aid_cg",

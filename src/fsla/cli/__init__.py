@@ -21,7 +21,7 @@ from fsla._extras import install_hint
 from fsla.cli.options import EXIT_CODES
 from fsla.cli.screen import complain, say
 from fsla.cli.trust import clean, weigh
-from fsla.ranks import RankError, speaks
+from fsla.distributed import RankError, speaks
 
 ELSEWHERE = ("reproduce", "compare", "bench", "data")
 """Commands of the repository's other packages."""

@@ -14,11 +14,11 @@ import typer
 
 from fsla.cli.options import Device
 from fsla.cli.screen import complain, console, interruptible, say, watched
-from fsla.ranks import join
+from fsla.distributed import join
 
 if TYPE_CHECKING:
-    from fsla.cleaning.choice import Report
-    from fsla.cleaning.job import Job
+    from fsla.data._choice import Report
+    from fsla.data._job import Job
 
 Data = Annotated[
     Path | None,
@@ -46,7 +46,7 @@ def _claims_out(command: Callable[..., None]) -> Callable[..., None]:
 
     @wraps(command)
     def claiming(*, out: Path, **given: Any) -> None:
-        from fsla.cleaning import job as jobs
+        from fsla.data import _job as jobs
 
         with ExitStack() as stack:
             join().first(lambda: stack.enter_context(jobs.claim_out(out)))
@@ -78,8 +78,8 @@ def clean(
 
     Writes issues.csv, cleaned.csv, weights.csv (with --group), model.safetensors, summary.json and report.html.
     """
-    from fsla.cleaning.estimators import HyperCleaner
-    from fsla.cleaning.reading import Columns
+    from fsla.data._estimators import HyperCleaner
+    from fsla.data._reading import Columns
 
     options = _options("dense" if demo and model == "auto" else model, budget, seed, device)
     if demo:
@@ -121,9 +121,9 @@ def weigh(
 
     Writes weights.csv, cleaned.csv, model.safetensors, summary.json and report.html.
     """
-    from fsla.cleaning import demo as digits
-    from fsla.cleaning.estimators import DataWeigher
-    from fsla.cleaning.reading import Columns
+    from fsla.data import _demo as digits
+    from fsla.data._estimators import DataWeigher
+    from fsla.data._reading import Columns
 
     options = _options("dense" if demo and model == "auto" else model, budget, seed, device)
     columns = Columns(label, id_column, group, trusted_column, image, _names(features), size)
@@ -143,8 +143,8 @@ def weigh(
 
 def _demo(out: Path, options: dict[str, Any]) -> None:
     """Cleans digits with errors made on purpose, and says how well that went."""
-    from fsla.cleaning import demo as digits
-    from fsla.cleaning.estimators import HyperCleaner
+    from fsla.data import _demo as digits
+    from fsla.data._estimators import HyperCleaner
 
     demo = digits.make()
     job = demo.job
@@ -169,8 +169,8 @@ def _demo(out: Path, options: dict[str, Any]) -> None:
 
 
 def _job(data: Path | None, trusted: Path | None, columns: Any) -> Job:
-    from fsla.cleaning import job as jobs
-    from fsla.cleaning.inputs import listed
+    from fsla.data import _job as jobs
+    from fsla.data._inputs import listed
 
     if data is None:
         raise ValueError("There must be data to look at: a file or a folder. Or give --demo.")
@@ -187,7 +187,7 @@ def _job(data: Path | None, trusted: Path | None, columns: Any) -> Job:
 
 
 def _options(model: str, budget: float | None, seed: int, device: str) -> dict[str, Any]:
-    from fsla.checks import pick, pick_device
+    from fsla._checks import pick, pick_device
 
     pick(model, {"auto": 0, "linear": 0, "dense": 0, "cnn": 0}, "model")
     options: dict[str, Any] = {"model": model, "random_state": seed, "device": str(pick_device(device))}
@@ -208,7 +208,7 @@ def _fitted(fit: Callable[[Report], Any]) -> Any:
 
 
 def _end(out: Path, found: Any, job: Job, title: str, more: dict[str, object]) -> None:
-    from fsla.cleaning import job as jobs
+    from fsla.data import _job as jobs
 
     if not join().is_first:
         return

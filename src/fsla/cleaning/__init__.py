@@ -1,5 +1,0 @@
-"""Which data to trust: weights of groups and samples, wrong labels, and a model that is not hurt by either."""
-
-from fsla.cleaning.estimators import DataWeigher, HyperCleaner
-
-__all__ = ["DataWeigher", "HyperCleaner"]

@@ -1,0 +1,180 @@
+"""A run whose rows live on several ranks, in a folder: a file for each rank, and `latest.json`, which names them.
+
+    latest.json     rank-0-of-2/step-400.safetensors     rank-1-of-2/step-400.safetensors
+
+A rank's file has a name of its own for every step and number of ranks; `latest.json` is written last, by rank 0, when
+all files are there, and files that it no longer names are then removed. So a process that is killed at any moment
+leaves the run that was saved before, whole. The ranks may be on several machines with a common folder: each writes to
+a folder of its own. Nothing is pickled.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from fsla._checks import whole_number
+from fsla._files import publish_file
+from fsla._tree import Tree
+from fsla.contrib._lazy_rows import LazyRows
+from fsla.problems._shards import Shard
+from fsla.train._checkpoint import CheckpointError, load_checkpoint, save_checkpoint
+
+_LATEST = "latest.json"
+_FORMAT = "fsla-shards-1"
+
+
+class Saved(NamedTuple):
+    """What `load_shards` returns."""
+
+    run: dict[str, Any]
+    """For `LazyRows.restored`."""
+    also: Any
+    """What was given to `save_shards`; None after `reshard`."""
+
+
+def save_shards(
+    folder: str | Path, run: LazyRows, also: object = None, *, group: dist.ProcessGroup | None = None
+) -> None:
+    """Writes a run; every rank must call it.
+
+    Args:
+        also: what else this rank goes on from, such as its samplers' `state_dict`.
+    """
+    folder = Path(folder)
+    shard = run.shard
+    together = shard.world > 1
+    _save(folder, run.k, shard, {"run": run.state_dict(), "also": also})
+    if together:
+        dist.barrier(group)
+    if shard.rank == 0:
+        _publish(folder, run.k, shard)
+    if together:
+        dist.barrier(group)
+
+
+def load_shards(folder: str | Path, shard: Shard, device: torch.device | str = "cpu") -> Saved:
+    """Reads this rank's part of a run that as many ranks have written."""
+    folder = Path(folder)
+    k, n, world = _latest(folder)
+    if n != shard.n:
+        raise CheckpointError(
+            f"The run in {folder} must be of {shard.n} samples, as this one is. It is of {n}. Name another folder."
+        )
+    if world != shard.world:
+        raise CheckpointError(
+            f"The run in {folder} must be of {_ranks(shard.world)}, as this one is. It is of {_ranks(world)}. Start as "
+            f"many processes, or first call fsla.contrib.reshard({str(folder)!r}, {shard.world}) in one."
+        )
+    return _load(folder, k, shard, device)
+
+
+def reshard(folder: str | Path, world: int) -> None:
+    """Rewrites a saved run for another number of ranks. Call it in one process.
+
+    ω, v and all else that ranks have in common stay; rows go to their new owners. What a rank saved for itself (`also`)
+    is left out: samplers begin anew.
+    """
+    whole_number(world, "world", "reshard")
+    folder = Path(folder)
+    k, n, before = _latest(folder)
+    if world > n:
+        raise ValueError(f"A run of {n} samples can be on at most as many ranks. Got {world}. Name fewer.")
+    if world == before:
+        return
+    common = _load(folder, k, Shard(n, 0, before), "cpu").run
+    state = common["state"]
+    decay = common["rows"]["decay"]
+    del common  # and with it a rank's rows
+    for shard in Shard(n, 0, world).all():
+        parts = [_cut(folder, k, other, shard) for other in Shard(n, 0, before).all() if _overlap(other, shard)]
+        rows = {
+            "lam": _joined([part["lam"] for part in parts]),
+            "d": _joined([part["d"] for part in parts]),
+            "last": torch.cat([part["last"] for part in parts]),
+            "decay": decay,
+        }
+        run = {"shard": tuple(shard), "state": state, "rows": rows}
+        _save(folder, k, shard, {"run": run, "also": None})
+    _publish(folder, k, Shard(n, 0, world))
+
+
+def _cut(folder: Path, k: int, source: Shard, shard: Shard) -> dict[str, Any]:
+    """The rows in a file that belong to a new shard."""
+    rows = _load(folder, k, source, "cpu").run["rows"]
+    begin = max(source.first, shard.first) - source.first
+    end = min(source.last, shard.last) - source.first
+
+    def own(t: Tensor) -> Tensor:
+        return t[begin:end].clone()
+
+    lam = {name: own(t) for name, t in rows["lam"].items()}
+    d = {name: own(t) for name, t in rows["d"].items()}
+    return {"lam": lam, "d": d, "last": own(rows["last"])}
+
+
+def _joined(parts: list[Tree]) -> Tree:
+    return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+
+
+def _overlap(a: Shard, b: Shard) -> bool:
+    return max(a.first, b.first) < min(a.last, b.last)
+
+
+def _path(folder: Path, k: int, shard: Shard) -> Path:
+    return folder / f"rank-{shard.rank}-of-{shard.world}" / f"step-{k}.safetensors"
+
+
+def _save(folder: Path, k: int, shard: Shard, content: object) -> None:
+    path = _path(folder, k, shard)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    save_checkpoint(path, content)
+
+
+def _ranks(world: int) -> str:
+    return "1 rank" if world == 1 else f"{world} ranks"
+
+
+def _publish(folder: Path, k: int, shard: Shard) -> None:
+    """Makes the files of step k the run that is saved, and removes those of others."""
+    latest = {"format": _FORMAT, "k": k, "n": shard.n, "world": shard.world}
+    publish_file(folder / _LATEST, json.dumps(latest).encode() + b"\n")
+    named = {_path(folder, k, each) for each in shard.all()}
+    for path in folder.glob("rank-*-of-*/step-*.safetensors"):
+        if path not in named:
+            path.unlink(missing_ok=True)
+    for place in folder.glob("rank-*-of-*"):
+        if not any(place.iterdir()):
+            place.rmdir()
+
+
+def _latest(folder: Path) -> tuple[int, int, int]:
+    """(k, n, world) of the run that is saved."""
+    path = folder / _LATEST
+    try:
+        found: Mapping[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        if found["format"] != _FORMAT:
+            raise ValueError(f"the format is {found['format']}, not {_FORMAT}")
+        return int(found["k"]), int(found["n"]), int(found["world"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(
+            f"{folder} must hold a run that fsla.contrib.save_shards wrote. Its {_LATEST} cannot be read "
+            f"({error}). Name another folder, or begin anew."
+        ) from None
+
+
+def _load(folder: Path, k: int, shard: Shard, device: torch.device | str) -> Saved:
+    path = _path(folder, k, shard)
+    found = load_checkpoint(path, device)
+    run = found.get("run") if isinstance(found, dict) else None
+    if not isinstance(found, dict) or not isinstance(run, dict) or run.get("shard") != tuple(shard):
+        raise CheckpointError(
+            f"{path} must hold rank {shard.rank} of {_ranks(shard.world)}. It holds something else. Begin anew."
+        )
+    return Saved(run, found.get("also"))

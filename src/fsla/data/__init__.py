@@ -1,0 +1,5 @@
+"""Which data to trust: weights of groups and samples, wrong labels, and a model that is not hurt by either."""
+
+from fsla.data._estimators import DataWeigher, HyperCleaner
+
+__all__ = ["DataWeigher", "HyperCleaner"]

@@ -1,0 +1,174 @@
+"""Which ranks this process is one of: torchrun says so in the environment."""
+
+from __future__ import annotations
+
+import atexit
+import hashlib
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from datetime import timedelta
+from pathlib import Path
+from typing import NoReturn
+
+import torch
+import torch.distributed as dist
+
+from fsla.distributed import _watchdog as watch
+from fsla.distributed._gloo_shutdown import settle
+from fsla.distributed._group import RankError, Ranks
+
+USUAL_TIMEOUT = 300.0
+SPEAKS_S = 2.0
+"""How long another rank waits for rank 0 to say what went wrong."""
+_NEEDED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+ALONE = Ranks()
+_joined: Ranks | None = None
+_apart: ContextVar[bool] = ContextVar("apart", default=False)
+
+
+@contextmanager
+def apart() -> Iterator[None]:
+    """Has a rank work by itself: inside, there is this process alone."""
+    token = _apart.set(True)
+    try:
+        yield
+    finally:
+        _apart.reset(token)
+
+
+def join() -> Ranks:
+    """The ranks that this process is one of: those of torch.distributed where it is set up, else those that torchrun
+    started, else this process alone."""
+    global _joined
+    if _apart.get():
+        return ALONE
+    if dist.is_available() and dist.is_initialized():
+        rank, world = dist.get_rank(), dist.get_world_size()
+        if _joined is None or (_joined.rank, _joined.world) != (rank, world):
+            _joined = _watched(Ranks(rank, world))
+        return _joined
+    if os.environ.get("WORLD_SIZE", "1") in ("", "1"):
+        return ALONE
+    _connect()
+    return join()
+
+
+def device() -> torch.device:
+    """Where this rank computes: its own GPU where it has one, else the CPU."""
+    if not torch.cuda.is_available():
+        return torch.device("cpu")
+    local = int(os.environ.get("LOCAL_RANK", "0"))
+    if local >= torch.cuda.device_count():
+        raise RankError(
+            f"Each process of a machine must have a GPU of its own. This is number {local} (from 0) of a machine with "
+            f"{torch.cuda.device_count()}. Start fewer with --nproc-per-node, or set CUDA_VISIBLE_DEVICES='' to use "
+            "CPUs."
+        )
+    torch.cuda.set_device(local)
+    return torch.device("cuda", local)
+
+
+def raise_once(error: Exception) -> NoReturn:
+    """Raises where it is for this rank to say what went wrong, and ends the others."""
+    if speaks(str(error)):
+        raise error
+    raise SystemExit(1)
+
+
+def speaks(text: str) -> bool:
+    """Whether it is for this rank to say what went wrong: rank 0 says it, and another one what rank 0 does not say."""
+    rank, world = os.environ.get("RANK", ""), os.environ.get("WORLD_SIZE", "1")
+    if world in ("", "1") or not rank.isdigit():
+        return True
+    try:
+        store = watch.store(
+            os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), hosted=False, timeout=timedelta(seconds=SPEAKS_S)
+        )
+        said = f"said/{hashlib.blake2b(text.encode(), digest_size=16).hexdigest()}"
+        if rank == "0":
+            store.set(said, text)
+            return True
+        store.wait([said], timedelta(seconds=SPEAKS_S))
+    except (KeyError, ValueError, RuntimeError):  # torch's errors of the network are the last of these
+        return True
+    return False
+
+
+def timeout_s() -> float:
+    text = os.environ.get(watch.TIMEOUT, "")
+    try:
+        seconds = float(text) if text else USUAL_TIMEOUT
+    except ValueError:
+        seconds = 0.0
+    if not seconds > 0:
+        raise RankError(f"{watch.TIMEOUT} must be a number of seconds above zero. Got {text!r}.")
+    return seconds
+
+
+def _connect() -> None:
+    missing = [name for name in _NEEDED if not os.environ.get(name)]
+    if missing:
+        raise RankError(
+            f"WORLD_SIZE={os.environ['WORLD_SIZE']} says that this is one of several processes, and they cannot meet "
+            f"without {', '.join(missing)}. Start the program with torchrun --nproc-per-node N, which sets them, or "
+            "unset WORLD_SIZE to run it alone."
+        )
+    rank, world, local = os.environ["RANK"], os.environ["WORLD_SIZE"], os.environ.get("LOCAL_RANK", "0")
+    if not (rank.isdigit() and world.isdigit() and local.isdigit() and int(rank) < int(world)):
+        raise RankError(
+            f"RANK, from 0, must be below WORLD_SIZE. Got RANK={rank}, WORLD_SIZE={world}, LOCAL_RANK={local}. Start "
+            "the program with torchrun, which sets them."
+        )
+    own = device()
+    backend = "cpu:gloo,cuda:nccl" if own.type == "cuda" else "gloo"
+    address, port = os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]
+    timeout = timedelta(seconds=timeout_s())
+    try:
+        store = watch.store(address, int(port), hosted=rank == "0", timeout=timeout)
+        dist.init_process_group(
+            backend,
+            store=store,
+            rank=int(rank),
+            world_size=int(world),
+            timeout=2 * timeout,  # the watch comes first
+        )
+    except (dist.DistError, RuntimeError, ValueError) as error:
+        raise RankError(
+            f"Rank {rank} of {world} must meet the others at {address}:{port}, and cannot within "
+            f"{timeout.total_seconds():g} seconds ({str(error).splitlines()[0]}). Check that all of them were started, "
+            "and that this machine reaches that address."
+        ) from None
+    atexit.register(_leave)
+
+
+def _leave() -> None:
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def _watched(ranks: Ranks) -> Ranks:
+    if ranks.world > 1:
+        atexit.register(settle)
+        store = watch.start(ranks.rank, ranks.world, timeout_s(), lambda: ranks.messages)
+        (missing,) = ranks.most([store is None])
+        ranks.store = None if missing else store
+        ranks.agree(_code(), "code")
+    return ranks
+
+
+def _code() -> dict[str, str]:
+    """What runs here, in short: this package, torch, and the program that was started."""
+    package = Path(__file__).parents[1]
+    own = hashlib.blake2b(digest_size=8)
+    for path in sorted(package.rglob("*.py")):
+        own.update(path.read_bytes())
+    program = Path(sys.argv[0])
+    started = program.read_bytes() if program.is_file() else b""
+    return {
+        "fsla": own.hexdigest(),
+        "torch": torch.__version__,
+        "program": f"{program.name} {hashlib.blake2b(started, digest_size=8).hexdigest()}",
+    }

@@ -1,0 +1,224 @@
+"""Networks as functions of ω: an nn.Module becomes a tree of parameters and a pure function of it.
+
+Every oracle calls the network anew, at several points, and must see the same function. So what changes from pass to
+pass needs a word:
+
+    dropout and other random layers   allowed where the sample has a seed, which fixes the mask at all points of a step
+    batch normalisation               `batch_norm="batch"`: batch statistics in every pass, running ones untouched by
+                                      the passes and moved once a step by `net.track(omega, x)`;
+                                      `batch_norm="frozen"`: running statistics in every pass, as in eval mode
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.utils import checkpoint as checkpointing
+
+from fsla._checks import pick
+from fsla._tree import Tree
+from fsla.problems._passes import seeded
+
+BatchNorm = Literal["batch", "frozen"]
+_GENERATOR = "_checkpoint_without_reentrant_generator"
+"""PyTorch's own name of what makes a checkpoint (not a public one)."""
+if not hasattr(checkpointing, _GENERATOR):
+    raise ImportError(
+        f"fsla needs torch.utils.checkpoint.{_GENERATOR}, which torch {torch.__version__} has not: without it networks "
+        "with activation checkpoints would give wrong gradients. Use a torch that was tested, from 2.9 to 2.13."
+    )
+
+
+def functional(model: nn.Module, *, batch_norm: BatchNorm | None = None) -> tuple[Tree, Network]:
+    """Splits a network into its parameters and a function of them.
+
+    Returns (omega, net): `omega` holds the trainable parameters by name, detached from the model and so a starting
+    point; ``net(omega, *inputs)`` is the network's output with those parameters in the place of its own. A missing or a
+    misspelt name is an error, never a silent use of the model's own weight. Frozen parameters and buffers are read
+    from the model.
+
+    Args:
+        model: the network.
+        batch_norm: what layers with running statistics do in training mode, "batch" or "frozen" (see the module);
+            without it they are refused.
+
+    Networks that draw something on each forward pass need a sample with a seed; networks that write their buffers are
+    refused. What their modules do not tell, the first call does.
+    """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model must be a torch.nn.Module. Got {type(model).__name__} instead.")
+    if batch_norm is not None:
+        pick(batch_norm, {"batch": 0, "frozen": 0}, "batch_norm policy")
+    omega = {name: p.detach().clone() for name, p in model.named_parameters() if p.requires_grad}
+    if not omega:
+        raise ValueError("model must have at least one parameter that requires a gradient. Got none.")
+    return omega, Network(model, omega, batch_norm)
+
+
+class Network:
+    """A network as a function of its trainable parameters: ``net(omega, *inputs)``."""
+
+    def __init__(self, model: nn.Module, omega: Tree, batch_norm: BatchNorm | None) -> None:
+        self._model = model
+        self._shapes = {name: t.shape for name, t in omega.items()}
+        self._batch_norm = batch_norm
+        self._places = _places(model)
+        self._members = _members(model)
+        named = [(name or "the model", m) for name, m in model.named_modules()]
+        self._normalising = [(name, m) for name, m in named if _has_statistics(m)]
+        self._dropping = [(name, m) for name, m in named if isinstance(m, nn.modules.dropout._DropoutNd)]
+        self._tried: set[tuple[bool, bool]] = set()
+        self._refuse_statistics()
+
+    def __call__(self, omega: Tree, *inputs: Any, **named: Any) -> Any:
+        self._refuse_statistics()
+        self._refuse_draws()
+        self._check(omega)
+        with self._policy(), self._swapped(omega):
+            key = (self._model.training, seeded.get())
+            if key in self._tried:
+                return self._model(*inputs, **named)
+            self._tried.add(key)
+            return self._first_call(inputs, named)
+
+    @torch.no_grad()
+    def track(self, omega: Tree, *inputs: Any, **named: Any) -> None:
+        """Moves the running statistics once, as a training pass at ω would: call it once a step, on the inner batch."""
+        self._check(omega)
+        with self._swapped(omega):
+            self._model(*inputs, **named)
+
+    def _check(self, omega: Tree) -> None:
+        if omega.keys() != self._shapes.keys():
+            missing = sorted(self._shapes.keys() - omega.keys())
+            unknown = sorted(omega.keys() - self._shapes.keys())
+            raise ValueError(
+                f"omega must have the network's trainable parameters. It lacks {missing}, and {unknown} are unknown."
+            )
+        for name, t in omega.items():
+            if t.shape != self._shapes[name]:  # it might broadcast
+                raise ValueError(
+                    f"omega[{name!r}] must have shape {tuple(self._shapes[name])}. Got {tuple(t.shape)} instead."
+                )
+        if _members(self._model) != self._members:
+            raise ValueError("The network must not be given new parameters or parts after fsla.functional(model).")
+
+    @contextmanager
+    def _swapped(self, omega: Tree) -> Iterator[None]:
+        """Has the model compute with ω, tied weights too, and its activation checkpoints recompute with ω.
+
+        A checkpoint runs its part of the network again during the backward pass, when the model has its own parameters
+        back: without this the gradients would be those of another point, and nothing would say so.
+        """
+        original = getattr(checkpointing, _GENERATOR)
+
+        def generator(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+            def again(*inputs: Any, **named: Any) -> Any:
+                with self._policy(), self._swapped(omega):
+                    return function(*inputs, **named)
+
+            return original(again, *args, **kwargs)
+
+        own = [parameters[key] for parameters, key, _ in self._places]
+        setattr(checkpointing, _GENERATOR, generator)
+        try:
+            for parameters, key, name in self._places:
+                parameters[key] = omega[name]
+            yield
+        finally:
+            setattr(checkpointing, _GENERATOR, original)
+            for (parameters, key, _), parameter in zip(self._places, own, strict=True):
+                parameters[key] = parameter
+
+    def _first_call(self, inputs: tuple[Any, ...], named: dict[str, Any]) -> Any:
+        """The first call in a mode: does it draw or write anything?"""
+        buffers = dict(self._model.named_buffers())
+        versions = {name: b._version for name, b in buffers.items()}
+        random = _random_state()
+        out = self._model(*inputs, **named)
+        drew = not all(torch.equal(a, b) for a, b in zip(random, _random_state(), strict=True))
+        if drew and not seeded.get():
+            raise ValueError(f"{_ALONE}, but it draws random numbers on each pass. {_SEED}")
+        written = [name for name, b in buffers.items() if b._version != versions[name]]
+        if written:
+            raise ValueError(f"{_ALONE}, but it writes its buffers {written} on each pass. {_EVAL}")
+        return out
+
+    @contextmanager
+    def _policy(self) -> Iterator[None]:
+        """Switches the layers with running statistics as the policy has it, for one call."""
+        moving = [] if self._batch_norm is None else [m for _, m in self._normalising if m.training]
+        flag = "track_running_stats" if self._batch_norm == "batch" else "training"
+        for m in moving:
+            setattr(m, flag, False)
+        try:
+            yield
+        finally:
+            for m in moving:
+                setattr(m, flag, True)
+
+    def _refuse_statistics(self) -> None:
+        if self._batch_norm is not None:
+            return
+        for name, m in self._normalising:
+            if m.training:
+                raise ValueError(
+                    f"{_ALONE}, but {name!r} ({type(m).__name__}) in training mode moves its running statistics on "
+                    'each pass. Say fsla.functional(model, batch_norm="batch") for batch statistics in every pass or '
+                    '"frozen" for the running ones, make the layer with track_running_stats=False, or call '
+                    "model.eval()."
+                )
+
+    def _refuse_draws(self) -> None:
+        if seeded.get():
+            return
+        for name, m in self._dropping:
+            if m.training and m.p > 0:
+                raise ValueError(
+                    f"{_ALONE}, but {name!r} ({type(m).__name__}) in training mode draws a new mask on each pass. "
+                    f"{_SEED}"
+                )
+
+
+_ALONE = "The network must be a function of omega and the batch alone"
+_SEED = "Give the sample a seed, as in Sample.draw(..., seed=k), which fixes the mask, or call model.eval()."
+_EVAL = "Call model.eval(), or keep what changes out of the network."
+
+
+def _places(model: nn.Module) -> list[tuple[dict[str, Any], str, str]]:
+    """Where the trainable parameters stand: the dictionary of a module, the key in it, and the name in ω.
+
+    This is what torch.func.functional_call finds out at each call, which takes a third of a pass on a deep network.
+    """
+    names = {id(p): name for name, p in model.named_parameters() if p.requires_grad}
+    return [
+        (m._parameters, key, names[id(p)])
+        for m in model.modules()
+        for key, p in m._parameters.items()
+        if p is not None and id(p) in names
+    ]
+
+
+def _members(model: nn.Module) -> int:
+    """How many parameters and parts the model has, counted cheaply."""
+    parts = [model]
+    total = 0
+    for m in parts:
+        total += len(m._parameters) + len(m._modules)
+        parts += [child for child in m._modules.values() if child is not None]
+    return total
+
+
+def _random_state() -> list[Tensor]:
+    states = [torch.get_rng_state()]
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        states += torch.cuda.get_rng_state_all()
+    return states
+
+
+def _has_statistics(m: nn.Module) -> bool:
+    return getattr(m, "running_mean", None) is not None and bool(getattr(m, "track_running_stats", True))

@@ -1,0 +1,227 @@
+"""One pass through a loss, and its derivatives: what every view of a problem is made of.
+
+Every call of a loss goes through `run`. There the random state is set from the sample's seed, so that a dropout
+mask is the same at all points of a step; there autocast is switched on; and there the loss gets its own copy of each
+tree, so that one which rebinds a name changes nothing for anybody else.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextvars import ContextVar
+from functools import cache
+from importlib import import_module
+from typing import NamedTuple, TypeVar
+
+import torch
+import torch.autograd.forward_ad as forward
+from torch import Tensor
+
+from fsla._tree import Tree, aligned, zeros_like
+from fsla.problems._batches import Batch, mix_seed
+
+T = TypeVar("T")
+Loss = Callable[[Tree, Tree, Batch], Tensor]
+
+
+class Setting(NamedTuple):
+    """What holds during a pass: the seed of random layers, if they have one, and the dtype of autocast, if it is on."""
+
+    seed: int | None = None
+    autocast: torch.dtype | None = None
+
+    def for_part(self, number: int) -> Setting:
+        """Return the setting of a micro-batch: each draws numbers of its own, and the first those of a whole batch."""
+        return self if self.seed is None or number == 0 else self._replace(seed=mix_seed(self.seed, 0, number))
+
+
+_PLAIN = Setting()
+seeded: ContextVar[bool] = ContextVar("seeded", default=False)
+"""Whether the pass that runs now has its random state from a seed, so that a network may draw in it."""
+
+
+@contextmanager
+def _fixed_random_state(seed: int, device: torch.device) -> Iterator[None]:
+    """Draws from the seed on the CPU and on the device, then puts both random states back."""
+    generators = [torch.default_generator]
+    if device.type == "cuda":
+        index = torch.cuda.current_device() if device.index is None else device.index
+        generators.append(torch.cuda.default_generators[index])
+    before = [g.get_state() for g in generators]
+    token = seeded.set(True)
+    try:
+        for g in generators:
+            g.manual_seed(seed)
+        yield
+    finally:
+        seeded.reset(token)
+        for g, state in zip(generators, before, strict=True):
+            g.set_state(state)
+
+
+def surroundings(setting: Setting, omega: Tree) -> AbstractContextManager[None]:
+    """What a pass runs in."""
+    return nullcontext() if setting == _PLAIN else _set_up(setting, device_of(omega))
+
+
+@contextmanager
+def _set_up(setting: Setting, device: torch.device) -> Iterator[None]:
+    drawing = nullcontext() if setting.seed is None else _fixed_random_state(setting.seed, device)
+    casting = nullcontext() if setting.autocast is None else torch.autocast(device.type, setting.autocast)
+    with drawing, casting:
+        yield
+
+
+def run(function: Callable[[Tree, Tree, Batch], T], lam: Tree, omega: Tree, batch: Batch, name: str, how: Setting) -> T:
+    """Calls a function of (λ, ω, batch) with gradients on, as the setting has it: the one way into the user's code."""
+    try:
+        with torch.enable_grad(), surroundings(how, omega):
+            return function(dict(lam), dict(omega), batch)
+    except Exception as error:
+        error.add_note(f"(raised while the {name} was called with lam {sorted(lam)} and omega {sorted(omega)})")
+        raise
+
+
+def evaluate(loss: Loss, lam: Tree, omega: Tree, batch: Batch, name: str, how: Setting) -> Tensor:
+    """Runs a loss; raises unless it returns a real 0-d tensor."""
+    return scalar(run(loss, lam, omega, batch, name, how), name)
+
+
+def scalar(value: object, name: str) -> Tensor:
+    """A loss as a tensor; raises unless it is a real 0-d one."""
+    if not isinstance(value, Tensor):
+        raise TypeError(f"The {name} must return a 0-d tensor. Got {type(value).__name__} instead.")
+    if value.ndim != 0 or not value.dtype.is_floating_point:
+        raise ValueError(
+            f"The {name} must return a real 0-d tensor. Got shape {tuple(value.shape)}, {value.dtype} instead. "
+            "Reduce it with .mean() or .sum()."
+        )
+    return value
+
+
+def rounding_unit(x: Tree, autocast: torch.dtype | None) -> float:
+    """The rounding unit of passes at x."""
+    first = next(iter(x.values()))
+    tf32 = torch.backends.cudnn.allow_tf32 or torch.get_float32_matmul_precision() != "highest"
+    if autocast is not None:
+        return torch.finfo(autocast).eps
+    if first.dtype == torch.float32 and first.device.type == "cuda" and tf32:
+        return 2.0**-10
+    return torch.finfo(first.dtype).eps
+
+
+def device_of(x: Tree) -> torch.device:
+    return next(iter(x.values())).device
+
+
+def leaves(x: Tree) -> Tree:
+    """x cut off from any graph, ready to be differentiated by."""
+    return {name: t.detach().requires_grad_() for name, t in x.items()}
+
+
+@cache
+def _load_forward_mode() -> None:
+    """PyTorch's forward mode compiles a module of its own when it is first used, and warns of itself."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        import_module("torch._decomp.decompositions_for_jvp")
+
+
+def duals(omega: Tree, v: Tree) -> Tree:
+    """ω with the tangent v; call it within a dual level."""
+    _load_forward_mode()
+    pairs = zip(omega.items(), aligned(v, omega), strict=True)
+    return {name: forward.make_dual(t, u) for (name, t), u in pairs}  # type: ignore[no-untyped-call]
+
+
+def tangent(t: Tensor) -> Tensor | None:
+    """The tangent of a dual tensor, or None."""
+    found: Tensor | None = forward.unpack_dual(t).tangent  # type: ignore[no-untyped-call]
+    return found
+
+
+def primal(t: Tensor) -> Tensor:
+    """The tensor without its tangent."""
+    found: Tensor = forward.unpack_dual(t).primal  # type: ignore[no-untyped-call]
+    return found
+
+
+def gradient(value: Tensor, wrt: Tree, name: str, *, create_graph: bool = False) -> Tree:
+    """The gradient of a loss by ω, which it must depend on."""
+    grads: Sequence[Tensor | None] = [None] * len(wrt)
+    if value.requires_grad:
+        grads = torch.autograd.grad(value, list(wrt.values()), create_graph=create_graph, allow_unused=True)
+    return filled(_depends(grads, name), wrt)
+
+
+def _depends(grads: Sequence[Tensor | None], name: str) -> Sequence[Tensor | None]:
+    """Derivatives by ω, of which at least one must exist."""
+    if all(g is None for g in grads):
+        raise ValueError(
+            f"The {name} must depend on omega, but no tensor of omega reaches it. It must use the omega that it is "
+            "given (not a module's own parameters), without .detach(), .item() or torch.no_grad()."
+        )
+    return grads
+
+
+def gradients(value: Tensor, omega: Tree, lam: Tree, name: str) -> tuple[Tree, Tree]:
+    """(∂_ω, ∂_λ) of a loss in one pass; it must depend on ω, and need not on λ."""
+    both: Sequence[Tensor | None] = [None] * (len(omega) + len(lam))
+    if value.requires_grad:
+        both = torch.autograd.grad(value, [*omega.values(), *lam.values()], allow_unused=True)
+    n = len(omega)
+    return filled(_depends(both[:n], name), omega), filled(both[n:], lam)
+
+
+def derivative_by_lam(value: Tensor, lam: Tree) -> Tree:
+    """∂_λ of a loss; zero for what it does not read."""
+    if not value.requires_grad:
+        return zeros_like(lam)
+    return filled(torch.autograd.grad(value, list(lam.values()), allow_unused=True), lam)
+
+
+def vjp(
+    outputs: Sequence[Tensor | None], seeds: Sequence[Tensor], wrt: list[Tensor], *, retain_graph: bool = True
+) -> Sequence[Tensor | None]:
+    """The derivative of <outputs, seeds>; None for what is not reached."""
+    live = [(out, seed) for out, seed in zip(outputs, seeds, strict=True) if out is not None and out.requires_grad]
+    if not live:
+        return [None] * len(wrt)
+    outs, grads = zip(*live, strict=True)
+    return torch.autograd.grad(outs, wrt, grads, retain_graph=retain_graph, allow_unused=True)
+
+
+def check_twice_differentiable(grads: Iterable[Tensor | None]) -> None:
+    """Raises if gradients came through a function that is differentiable once.
+
+    PyTorch leaves a node that raises in their graph, but does not go there on its way to ω: what comes of a second
+    derivative is then without that function's part, and nothing says so.
+    """
+    nodes = [g.grad_fn for g in grads if g is not None and g.grad_fn is not None]
+    seen = set(nodes)
+    for node in nodes:
+        if node.name().endswith("autograd::Error"):
+            raise NotImplementedError(
+                "trying to differentiate twice a function that was marked with @once_differentiable"
+            )
+        new = {function for function, _ in node.next_functions if function is not None} - seen
+        seen |= new
+        nodes += new
+
+
+def reached(grads: Sequence[Tensor | None]) -> Sequence[Tensor | None]:
+    """Second derivatives by λ, of which at least one must exist."""
+    if all(g is None for g in grads):
+        raise ValueError(
+            "The inner loss G must depend on lam, but its gradient in omega does not: with J = 0 the outer problem "
+            "cannot act through omega. It must use the lam that it is given, in a term that also holds omega."
+        )
+    return grads
+
+
+def filled(grads: Sequence[Tensor | None], like: Tree) -> Tree:
+    """A tree from gradients; a tensor that the loss does not reach has the gradient zero."""
+    pairs = zip(like.items(), grads, strict=True)
+    return {name: torch.zeros_like(t) if g is None else g for (name, t), g in pairs}

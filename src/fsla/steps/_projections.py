@@ -1,0 +1,38 @@
+"""Projections of λ on a convex set Λ, for λ ← Π_Λ(λ - α d)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from fsla._checks import positive
+from fsla._tree import Tree, norm, scale
+
+
+@dataclass(frozen=True)
+class Box:
+    """low ≤ λ_i ≤ high in every coordinate."""
+
+    low: float
+    high: float
+
+    def __post_init__(self) -> None:
+        if not self.low <= self.high:
+            raise ValueError(f"A Box must have low ≤ high. Got low={self.low}, high={self.high} instead.")
+
+    def __call__(self, lam: Tree) -> Tree:
+        return {name: t.clamp(self.low, self.high) for name, t in lam.items()}
+
+
+@dataclass(frozen=True)
+class Ball:
+    """‖λ‖ ≤ radius."""
+
+    radius: float
+
+    def __post_init__(self) -> None:
+        positive(self.radius, "radius", "Ball")
+
+    def __call__(self, lam: Tree) -> Tree:
+        return scale(torch.clamp(self.radius / norm(lam), max=1.0), lam)

@@ -1,0 +1,211 @@
+"""What a run tells while it runs: records in a file, TensorBoard, and a bar on the terminal."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from shutil import get_terminal_size
+from time import monotonic
+from typing import Any, BinaryIO
+
+import torch
+from torch import nn
+
+from fsla._files import open_regular
+from fsla._json_values import Plain, finite, named, plain
+from fsla.train._bilevel import Bilevel
+from fsla.train._checkpoint import CheckpointError, in_words
+from fsla.train._guard import Info
+from fsla.train._loader_state import RandomState
+
+Record = dict[str, Any]
+Evaluate = Callable[[Any], Mapping[str, Any] | float]
+
+NAME = "records.jsonl"
+BOARD = "tensorboard"
+REFRESH_S = 0.25
+_OWN = ("step", "inner_loss", "outer_loss", "hypergradient_norm", "adjoint_norm", "curvature", "gate")
+_ALONE = "evaluation"
+"""What a number is called that `evaluate` returns without a name."""
+
+
+class Journal:
+    """The records of a run: in memory, and in a folder's file, one JSON object a line.
+
+    Args:
+        folder: where; None keeps them in memory alone.
+        count: how many are there that a run goes on from; later ones are removed.
+        board: whether TensorBoard is told too.
+    """
+
+    def __init__(self, folder: Path | None, *, count: int, step: int, board: bool) -> None:
+        self.records: list[Record] = []
+        self._path = None if folder is None else folder / NAME
+        self._file: BinaryIO | None = None
+        self._size = 0
+        self._board: Any = None
+        if self._path is not None:
+            with in_words():
+                descriptor = open_regular(self._path, os.O_RDWR | os.O_APPEND | os.O_CREAT)
+            self._file = os.fdopen(descriptor, "ab+", buffering=0)
+            self._take_up(self._path, descriptor, count)
+            self._file.truncate(self._size)
+        if board:
+            assert folder is not None
+            self._board = summary_writer()(str(folder / BOARD), purge_step=step + 1)
+
+    def add(self, record: Record) -> None:
+        """Writes a record; whole or not at all."""
+        self._append(record)
+        self.records.append(record)
+        if self._board is not None:
+            for name, value in record.items():
+                if name != "step" and isinstance(value, int | float):
+                    self._board.add_scalar(name, value, record["step"])
+
+    def flush(self) -> None:
+        """Has the records reach the disk: a checkpoint that counts them must not be there without them."""
+        if self._file is not None:
+            os.fsync(self._file.fileno())
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+        if self._board is not None:
+            self._board.close()
+
+    def _append(self, record: Record) -> None:
+        if self._file is None:
+            return
+        line = json.dumps(record).encode() + b"\n"
+        left = line
+        try:
+            while left:
+                left = left[self._file.write(left) :]
+        except OSError as error:
+            self._file.truncate(self._size)
+            raise CheckpointError(
+                f"The record of step {record['step']} must be written to {self._path}, and was not: {error.strerror}. "
+                "The records and checkpoints that were there before are intact. Make room, and call fit again to "
+                "resume."
+            ) from error
+        self._size += len(line)
+
+    def _take_up(self, path: Path, descriptor: int, count: int) -> None:
+        with open(descriptor, "rb", closefd=False) as file:
+            file.seek(0)
+            for _ in range(count):
+                line = file.readline()
+                try:
+                    record = json.loads(line) if line.endswith(b"\n") else None
+                except ValueError:
+                    record = None
+                if not isinstance(record, dict):
+                    warnings.warn(
+                        f"{path} must hold the {count} records that the checkpoint counts. It holds "
+                        f"{len(self.records)} of them that can be read: the run goes on, without the others.",
+                        UserWarning,
+                        stacklevel=4,
+                    )
+                    break
+                self.records.append(record)
+                self._size += len(line)
+
+
+def summary_writer() -> Any:
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError as error:
+        raise ImportError(
+            f"tensorboard=True needs the package tensorboard, which cannot be imported ({error}). Install it with "
+            "pip install 'fsla[tensorboard]', or leave tensorboard=False: the records are in records.jsonl."
+        ) from None
+    return SummaryWriter
+
+
+def make_record(opt: Bilevel, step: int, info: Info, evaluate: Evaluate | None) -> tuple[Record, float | None]:
+    """A record, and the number that a run is judged by; None where it is not finite."""
+    record: dict[str, Plain] = {"step": step}
+    for name in _OWN[1:]:
+        record[name] = finite(plain(getattr(info, name), name), name, [])
+    if evaluate is None:
+        return record, None
+    metrics = _evaluated(opt.problem.model, evaluate)
+    first = next(iter(metrics.values()))
+    return record | metrics, first
+
+
+def _evaluated(model: nn.Module, evaluate: Evaluate) -> dict[str, Any]:
+    with _aside(model):
+        found = evaluate(model)
+    metrics = dict(named(found, "evaluate")) if isinstance(found, Mapping) else {_ALONE: found}
+    taken = [name for name in _OWN if name in metrics]
+    if taken or not metrics:
+        raise ValueError(
+            f"evaluate must return numbers by names of its own. Got {', '.join(map(repr, taken)) or 'none'}; the names "
+            f"{', '.join(_OWN)} are taken."
+        )
+    numbers: dict[str, Any] = {}
+    for name, value in metrics.items():
+        number = plain(value, name)
+        if isinstance(number, bool) or not isinstance(number, int | float):
+            raise TypeError(
+                f"evaluate must return a number, or numbers by name. Got {type(value).__name__} for {name!r} instead."
+            )
+        numbers[name] = finite(float(number), name, [])
+    return numbers
+
+
+@contextmanager
+def _aside(model: nn.Module) -> Iterator[None]:
+    """Evaluation mode without gradients; modes and random states are put back."""
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        with torch.no_grad(), RandomState.kept():
+            yield
+    finally:
+        for module, training in modes:
+            module.training = training
+
+
+class Bar:
+    """One line on stderr where that is a terminal; nothing elsewhere. Asks the device for numbers when it is drawn."""
+
+    def __init__(self, wanted: bool, steps: int, step: int) -> None:
+        self._shown = wanted and step < steps and sys.stderr.isatty()
+        self._steps = steps
+        self._first = step
+        self._start = self._last = monotonic()
+        self._numbers = ""
+
+    def show(self, step: int, info: Info) -> None:
+        """Draw the line anew, unless it was drawn a moment ago."""
+        if self._shown and monotonic() - self._last >= REFRESH_S:
+            self._last = monotonic()
+            self._numbers = numbers(info)
+            self._draw(step)
+
+    def close(self, step: int) -> None:
+        """Draw the line for the last time, and end it."""
+        if self._shown:
+            self._draw(step)
+            print(file=sys.stderr)
+
+    def _draw(self, step: int) -> None:
+        seconds = (monotonic() - self._start) / max(step - self._first, 1) * (self._steps - step)
+        left = f"{int(seconds) // 60}:{int(seconds) % 60:02d} left"
+        width = get_terminal_size().columns - 1
+        text = f"fit {step}/{self._steps}  {left}  {self._numbers}"[:width]
+        print(f"\r{text:<{width}}", end="", file=sys.stderr, flush=True)
+
+
+def numbers(info: Info) -> str:
+    text = f"inner {float(info.inner_loss):.4g}  outer {float(info.outer_loss):.4g}"
+    text += f"  |d| {float(info.hypergradient_norm):.3g}"
+    return text if info.curvature is None else f"{text}  L {info.curvature:.3g}"
