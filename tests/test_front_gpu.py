@@ -51,7 +51,7 @@ def test_rescue_on_a_gpu_restores_the_last_good_state():
     for _ in range(11):
         opt.step(batch, batch)
     opt.step((batch[0] * math.nan, batch[1]), batch)
-    for _ in range(7):
+    for _ in range(2):
         opt.step(batch, batch)
     with pytest.warns(fsla.RescueWarning, match="goes on from step 10"):
         opt.step(batch, batch)
