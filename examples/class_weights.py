@@ -63,7 +63,7 @@ def train(loss, training, balanced, steps, seed):
     )
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3, weight_decay=1e-2)  # v knows of the decay
     if balanced:
-        opt = fsla.FSLA(model, loss, inner_loss=inner_loss, outer_loss=outer_loss, optimizer=optimizer)  # +14
+        opt = fsla.FSLA(model, loss, inner_loss=inner_loss, outer_loss=outer_loss, inner_optimizer=optimizer)  # +14
     for _ in range(steps):
         rows = torch.randint(len(training["label"]), (64,))
         batch = {name: t[rows] for name, t in training.items()}

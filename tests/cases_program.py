@@ -173,7 +173,7 @@ def reduced_differences():
     def inner(lam, omega, i):
         return error(omega, i) + (lam["penalty"].exp() * omega["w"].square()).sum()
 
-    problem = Problem(inner, lambda lam, omega, i: error(omega, i), autocast=torch.bfloat16)
+    problem = Problem(inner, lambda lam, omega, i: error(omega, i), autocast_dtype=torch.bfloat16)
     algorithm = ByDifferences(fsla.algorithms.fsla(fsla.steps.constant(0.1, 0.1, 0.1, 0.5)))
     at = Point({"penalty": torch.full((1, 5), -2.0)}, {"w": torch.ones(1, 5)})
     sample = Sample.full(torch.tensor([3]), torch.tensor([3]))

@@ -60,7 +60,7 @@ def sgd(rate):
     return lambda parameters: torch.optim.SGD(parameters, lr=rate)
 
 
-GIVEN = {"optimizer": sgd(0.1), "adjoint_optimizer": sgd(0.1), "outer_optimizer": sgd(0.5)}
+GIVEN = {"inner_optimizer": sgd(0.1), "adjoint_optimizer": sgd(0.1), "outer_optimizer": sgd(0.5)}
 CASES = {
     "storm, exact": (fsla.FSLA, {"momentum": "storm", "products": "exact", **GIVEN}),
     "soba, exact": (fsla.SOBA, {"products": "exact", **GIVEN}),

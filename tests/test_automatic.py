@@ -50,7 +50,7 @@ def test_the_command_compares_and_resumes(tmp_path, monkeypatch):
 
 
 def record(task, rule, f):
-    return {"task": task, "rule": rule, "f": f, "start": 2.0, "rescues": 0}
+    return {"task": task, "rule": rule, "f": f, "start": 2.0, "rollbacks": 0}
 
 
 def test_what_does_not_hold_is_said():

@@ -67,11 +67,11 @@ def test_the_default_step_goes_by_the_dtype(dtype, step, bound):
 
 def test_under_autocast_the_step_is_larger_and_everything_stays_float32():
     problem, at, train, valid = network(torch.float32)
-    cast = Problem(problem.inner_loss, problem.outer_loss, mode="difference", autocast=torch.bfloat16)
+    cast = Problem(problem.inner_loss, problem.outer_loss, mode="difference", autocast_dtype=torch.bfloat16)
     assert cast.inner_at(at, train).relative_step == 1e-3
-    assert Differences(Counted(Problem(problem.inner_loss, problem.outer_loss, autocast=torch.bfloat16))).inner_at(
-        at, train
-    ).relative_step == pytest.approx(1e-3)
+    assert Differences(
+        Counted(Problem(problem.inner_loss, problem.outer_loss, autocast_dtype=torch.bfloat16))
+    ).inner_at(at, train).relative_step == pytest.approx(1e-3)
     solver, xi = fsla.algorithms.fsla(R, momentum="average"), Sample.full(train, valid)
     a, b = solver.init(cast, at, xi), solver.init(problem, at, xi)
     for _ in range(5):
@@ -81,7 +81,7 @@ def test_under_autocast_the_step_is_larger_and_everything_stays_float32():
     assert gap(tree.sub(a.at.omega, at.omega), moved) < 0.05  # bfloat16 has three digits
     assert gap(a.memory, b.memory) < 0.1
     with pytest.raises(ValueError, match=r"autocast must be torch.bfloat16 or None.*gradient scaler"):
-        Problem(problem.inner_loss, problem.outer_loss, autocast=torch.float16)
+        Problem(problem.inner_loss, problem.outer_loss, autocast_dtype=torch.float16)
 
 
 def test_where_v_or_omega_is_zero():

@@ -67,7 +67,7 @@ class Augmented(Dataset):
 
 
 RATES = {
-    "optimizer": partial(torch.optim.Adam, lr=0.01),
+    "inner_optimizer": partial(torch.optim.Adam, lr=0.01),
     "adjoint_optimizer": partial(torch.optim.SGD, lr=0.05, momentum=0.5),
     "outer_optimizer": partial(torch.optim.Adam, lr=0.02),
 }
@@ -93,7 +93,7 @@ class Setup:
         self.schedulers = []
         if own:
             self.schedulers = [
-                lr_scheduler.CosineAnnealingLR(self.opt.optimizer, STEPS),
+                lr_scheduler.CosineAnnealingLR(self.opt.inner_optimizer, STEPS),
                 lr_scheduler.MultiStepLR(self.opt.outer_optimizer, [4, 11, 11], 0.5),
                 lr_scheduler.ReduceLROnPlateau(self.opt.adjoint_optimizer, patience=0, factor=0.5),
             ]
@@ -157,7 +157,7 @@ def checkpoints(folder):
 KINDS = {
     "fsla": {},
     "measured": {"own": False},
-    "average": {"momentum": "average", "max_norm": 1.0, "radius": 10.0},
+    "average": {"momentum": "average", "max_grad_norm": 1.0, "max_adjoint_norm": 10.0},
     "storm": {"momentum": "storm"},
     "soba": {"algorithm": fsla.SOBA},
     "ma-soba": {"algorithm": fsla.MASOBA, "own": False},
@@ -242,12 +242,12 @@ def test_a_rescue_after_a_resume_goes_back_as_without_one(tmp_path):
         model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3)).to(F64)
         opt = fsla.FSLA(model, CountingWeights(), inner_loss=inner_loss, outer_loss=outer_loss, **RATES)
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", fsla.RescueWarning)
+            warnings.simplefilter("ignore", fsla.RollbackWarning)
             fsla.fit(opt, bad, bad[:1], steps=30, folder=folder, evaluate_every=5, save_every=15, **more)
         return opt
 
     whole = run(None)
-    assert whole.k == 20  # of 30: it went back from 20 to 10
+    assert whole.step_count == 20  # of 30: it went back from 20 to 10
     with pytest.raises(Stop):
         run(tmp_path, callbacks=[stop_at(15 + 5)])
     assert records(tmp_path)[-1]["inner_loss"] is None
@@ -393,10 +393,10 @@ def test_callbacks_see_each_record_and_end_the_run():
 def test_a_record_has_what_a_step_saw(tmp_path):
     Setup(own=False).fit(tmp_path, steps=4)
     (record,) = records(tmp_path)
-    own = ["step", "inner_loss", "outer_loss", "hypergradient_norm", "adjoint_norm", "curvature", "gate"]
+    own = ["step", "inner_loss", "outer_loss", "hypergradient_norm", "adjoint_norm", "hessian_norm", "outer_step_scale"]
     assert list(record) == [*own, "loss", "error"]
     assert all(isinstance(value, int | float) for value in record.values())
-    assert record["curvature"] > 0
+    assert record["hessian_norm"] > 0
 
 
 @pytest.mark.parametrize(
@@ -426,8 +426,8 @@ def test_schedulers_of_other_optimisers_are_refused():
     with pytest.raises(ValueError, match=r"must be of one of the optimisers of opt.*Got a StepLR of another"):
         run.fit(schedulers=foreign)
     measured = Setup(own=False)
-    with pytest.raises(ValueError, match=r"with a rate of yours\. .*Give optimizer= to FSLA"):
-        measured.fit(schedulers=[lr_scheduler.StepLR(measured.opt.optimizer, 3)])
+    with pytest.raises(ValueError, match=r"with a rate of yours\. .*Give inner_optimizer= to FSLA"):
+        measured.fit(schedulers=[lr_scheduler.StepLR(measured.opt.inner_optimizer, 3)])
     measured.fit(schedulers=[lr_scheduler.StepLR(measured.opt.outer_optimizer, 3)], steps=4)
     assert measured.opt.outer_optimizer.param_groups[0]["lr"] == pytest.approx(0.05 * 0.1)
 
@@ -517,7 +517,7 @@ def test_a_state_that_cannot_be_saved_is_said_at_the_first_step(tmp_path):
     with pytest.raises(TypeError, match="Got set instead") as caught:
         run.fit(tmp_path)
     assert "in 'schedulers'" in caught.value.__notes__[0]
-    assert run.opt.k == 1
+    assert run.opt.step_count == 1
 
 
 def test_lost_records_are_said_and_the_run_goes_on(tmp_path):
@@ -545,7 +545,7 @@ def test_a_folder_that_cannot_be_written_is_found_before_the_first_step(tmp_path
     monkeypatch.setattr(sys.modules["fsla.train._fit"], "ensure_folder", refuse)
     with pytest.raises(CheckpointError, match=r"is not: Read-only file system\. Name another"):
         run.fit(tmp_path / "run")
-    assert run.opt.k == 0
+    assert run.opt.step_count == 0
 
 
 def test_one_run_at_a_time_in_a_process(tmp_path):
@@ -587,7 +587,7 @@ def test_fit_refuses_a_planted_file_and_leaves_all_as_it_was(tmp_path, name, kin
     what = "a symbolic link" if "link" in kind else f"a {kind}"
     with pytest.raises(CheckpointError, match=rf"Cannot use .*{name}: it is {what}, not a regular file\. Move it"):
         run.fit(folder)
-    assert run.opt.k == 0
+    assert run.opt.step_count == 0
     assert os.lstat(folder / name) == before
     assert [p.name for p in folder.iterdir()] == [name]
     assert [p.name for p in tmp_path.iterdir() if p.name != "run"] == ["victim"]
@@ -711,7 +711,7 @@ def test_tensorboard_is_told_the_records(tmp_path, monkeypatch):
     assert told[0] == ("open", str(tmp_path / "tensorboard"), 1)
     assert told[-1] == "close"
     assert ("loss", history.records[1]["loss"], 6) in told
-    assert {entry[0] for entry in told[1:-1]} == set(history.records[0]) - {"step", "curvature", "gate"}
+    assert {entry[0] for entry in told[1:-1]} == set(history.records[0]) - {"step", "hessian_norm", "outer_step_scale"}
     Setup().fit(tmp_path, steps=8, tensorboard=True)
     assert ("open", str(tmp_path / "tensorboard"), 7) in told
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)

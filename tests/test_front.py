@@ -14,7 +14,7 @@ from fsla import Point, Problem, Sample
 from fsla import _tree as tree
 from fsla.algorithms import SharedBatchWarning
 from fsla.steps import Curvature, Gate, ScaleFree
-from fsla.train import FSLA, MASOBA, SOBA, DivergenceError, MicroBatches, RescueWarning
+from fsla.train import FSLA, MASOBA, SOBA, DivergenceError, MicroBatches, RollbackWarning
 from fsla.train import _module as front
 from support import ClassWeights, cross_entropy
 from support import class_weighted_loss as inner_loss
@@ -23,7 +23,7 @@ from support import plain_loss as outer_loss
 F64 = torch.float64
 SGD = torch.optim.SGD
 ALPHA, TAU, BETA = 0.3, 0.1, 0.05
-MANUAL = {"optimizer": TAU, "adjoint_optimizer": BETA, "outer_optimizer": ALPHA}
+MANUAL = {"inner_optimizer": TAU, "adjoint_optimizer": BETA, "outer_optimizer": ALPHA}
 
 
 def manual():
@@ -97,18 +97,18 @@ def test_the_numbers_are_the_core_s(kind, products):
     model = network()
     weights = ClassWeights()
     opt = KINDS[kind](
-        model, weights, inner_loss=inner_loss, outer_loss=outer_loss, products=products, rescues=0, **manual()
+        model, weights, inner_loss=inner_loss, outer_loss=outer_loss, products=products, max_rollbacks=0, **manual()
     )
     state = algorithm.init(problem, at, Sample.full(*batches(0)))
     for k in range(6):
         state = algorithm.step(problem, state, Sample.full(*batches(k)))
         info = opt.step(*batches(k))
     assert info.step == 5
-    assert opt.k == 6
+    assert opt.step_count == 6
     close = partial(torch.testing.assert_close, rtol=1e-12, atol=1e-13)
     for name, p in model.named_parameters():
         close(p.detach(), state.at.omega[name])
-        close(opt.v[name].detach(), state.memory[name])
+        close(opt.adjoint[name].detach(), state.memory[name])
     close(weights.w.detach(), state.at.lam["w"])
     close(opt.hypergradient["w"], state.d["w"])
     assert all(p.grad is None for p in (*model.parameters(), *weights.parameters()))
@@ -168,7 +168,13 @@ def test_dropout_draws_one_mask_for_all_passes_of_a_step(products):
 
     model = network(Watched(0.5))
     opt = SOBA(
-        model, ClassWeights(), inner_loss=inner_loss, outer_loss=outer_loss, products=products, rescues=0, **manual()
+        model,
+        ClassWeights(),
+        inner_loss=inner_loss,
+        outer_loss=outer_loss,
+        products=products,
+        max_rollbacks=0,
+        **manual(),
     )
     opt.step(TRAIN, VALID)
     masks.clear()
@@ -408,12 +414,12 @@ def test_large_models_take_differences(monkeypatch):
 def test_bfloat16_passes_leave_the_variables_alone():
     model = network().float()
     weights = ClassWeights().float()
-    opt = FSLA(model, weights, inner_loss=inner_loss, outer_loss=outer_loss, autocast=torch.bfloat16, **manual())
+    opt = FSLA(model, weights, inner_loss=inner_loss, outer_loss=outer_loss, autocast_dtype=torch.bfloat16, **manual())
     for _ in range(3):
         opt.step((TRAIN[0].float(), TRAIN[1]), (VALID[0].float(), VALID[1]))
-    assert {p.dtype for p in (*model.parameters(), *weights.parameters(), *opt.v.values())} == {torch.float32}
+    assert {p.dtype for p in (*model.parameters(), *weights.parameters(), *opt.adjoint.values())} == {torch.float32}
     with pytest.raises(ValueError, match=r"bfloat16 or None.*gradient scaler"):
-        FSLA(model, weights, inner_loss=inner_loss, outer_loss=outer_loss, autocast=torch.float16)
+        FSLA(model, weights, inner_loss=inner_loss, outer_loss=outer_loss, autocast_dtype=torch.float16)
 
 
 def test_weight_decay_of_the_optimiser_is_a_ridge_that_v_knows():
@@ -424,14 +430,14 @@ def test_weight_decay_of_the_optimiser_is_a_ridge_that_v_knows():
     for decay, loss in ((0.04, plain), (0.0, inner_loss)):  # 0.02 ‖ω‖² has the gradient 0.04 ω
         model = network()
         weights = ClassWeights()
-        options = manual() | {"optimizer": partial(SGD, lr=TAU, weight_decay=decay)}
+        options = manual() | {"inner_optimizer": partial(SGD, lr=TAU, weight_decay=decay)}
         opt = FSLA(model, weights, inner_loss=loss, outer_loss=outer_loss, **options)
         for k in range(5):
             opt.step(*batches(k))
-        found.append(torch.cat([weights.w.detach(), *(p.detach().flatten() for p in opt.v.values())]))
+        found.append(torch.cat([weights.w.detach(), *(p.detach().flatten() for p in opt.adjoint.values())]))
     torch.testing.assert_close(*found, rtol=1e-10, atol=1e-12)
     with pytest.warns(UserWarning, match="decoupled weight decay"):
-        FSLA(network(), ClassWeights(), inner_loss=plain, outer_loss=outer_loss, optimizer=torch.optim.AdamW)
+        FSLA(network(), ClassWeights(), inner_loss=plain, outer_loss=outer_loss, inner_optimizer=torch.optim.AdamW)
 
 
 def test_gradients_are_clipped_and_v_is_kept_in_its_ball():
@@ -442,22 +448,22 @@ def test_gradients_are_clipped_and_v_is_kept_in_its_ball():
         ClassWeights(),
         inner_loss=inner_loss,
         outer_loss=outer_loss,
-        max_norm=0.01,
-        radius=0.001,
+        max_grad_norm=0.01,
+        max_adjoint_norm=0.001,
         **manual(),
     )
     opt.step(TRAIN, VALID)
     moved = torch.cat([p.detach().flatten() for p in model.parameters()]) - before
     assert float(moved.norm()) == pytest.approx(TAU * 0.01, rel=1e-6)
-    assert float(tree.norm({n: p.detach() for n, p in opt.v.items()})) <= 0.001 * (1 + 1e-9)
+    assert float(tree.norm({n: p.detach() for n, p in opt.adjoint.items()})) <= 0.001 * (1 + 1e-9)
 
 
 def test_a_scheduler_of_the_user_s_moves_an_optimiser():
     opt = FSLA(network(), ClassWeights(), inner_loss=inner_loss, outer_loss=outer_loss, **manual())
-    schedule = torch.optim.lr_scheduler.StepLR(opt.optimizer, step_size=1, gamma=0.5)
+    schedule = torch.optim.lr_scheduler.StepLR(opt.inner_optimizer, step_size=1, gamma=0.5)
     opt.step(TRAIN, VALID)
     schedule.step()
-    assert opt.optimizer.param_groups[0]["lr"] == TAU / 2
+    assert opt.inner_optimizer.param_groups[0]["lr"] == TAU / 2
 
 
 # ------------------------------------------------------------------------------------------------------ automatic
@@ -553,11 +559,11 @@ def test_automatic_steps_solve_a_ridge_problem_at_any_scale(scale):
 def test_a_run_that_diverges_goes_back_and_says_so():
     model = network()
     options = manual() | {"adjoint_optimizer": partial(SGD, lr=20.0)}
-    opt = FSLA(model, ClassWeights(), inner_loss=inner_loss, outer_loss=outer_loss, rescues=8, **options)
-    with pytest.warns(RescueWarning, match=r"diverged at step \d+: .*v.*half as long"):
+    opt = FSLA(model, ClassWeights(), inner_loss=inner_loss, outer_loss=outer_loss, max_rollbacks=8, **options)
+    with pytest.warns(RollbackWarning, match=r"diverged at step \d+: .*v.*half as long"):
         take(opt, 150)
     assert opt.adjoint_optimizer.param_groups[0]["lr"] < 20.0
-    assert all(bool(p.isfinite().all()) for p in (*model.parameters(), *opt.v.values()))
+    assert all(bool(p.isfinite().all()) for p in (*model.parameters(), *opt.adjoint.values()))
 
 
 def test_a_loss_that_rises_to_where_it_began_is_no_divergence():
@@ -570,7 +576,7 @@ def test_a_loss_that_rises_to_where_it_began_is_no_divergence():
 
     opt = FSLA(network(), ClassWeights(), inner_loss=shifted, outer_loss=outer_loss, **manual())
     take(opt, 40)
-    assert opt.k == 40
+    assert opt.step_count == 40
 
 
 @pytest.mark.parametrize("before", [3, 12, 15])
@@ -580,7 +586,7 @@ def test_a_batch_of_nan_is_survived_with_automatic_steps(before):
     opt = FSLA(model, ClassWeights(), inner_loss=inner_loss, outer_loss=outer_loss)
     take(opt, before)
     opt.step((TRAIN[0] * float("nan"), TRAIN[1]), VALID)
-    with pytest.warns(RescueWarning, match="not finite"):
+    with pytest.warns(RollbackWarning, match="not finite"):
         take(opt, 15)
     assert all(bool(p.isfinite().all()) for p in model.parameters())
     take(opt, 20)
@@ -607,25 +613,25 @@ def test_a_rescue_puts_running_statistics_back_too():
     take(opt, 15)
     opt.step((TRAIN[0] * float("nan"), TRAIN[1]), VALID)
     assert model[2].running_mean.isnan().any()
-    with pytest.warns(RescueWarning, match="not finite"):
+    with pytest.warns(RollbackWarning, match="not finite"):
         take(opt, 15)
     assert all(bool(t.isfinite().all()) for t in model.state_dict().values())
 
 
 def test_a_run_that_cannot_be_rescued_stops_with_what_diverged():
     options = manual() | {"adjoint_optimizer": partial(SGD, lr=1e6)}
-    opt = FSLA(network(), ClassWeights(), inner_loss=inner_loss, outer_loss=outer_loss, rescues=1, **options)
+    opt = FSLA(network(), ClassWeights(), inner_loss=inner_loss, outer_loss=outer_loss, max_rollbacks=1, **options)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RescueWarning)
-        with pytest.raises(DivergenceError, match=r"diverged at step \d+: .*radius="):
+        warnings.simplefilter("ignore", RollbackWarning)
+        with pytest.raises(DivergenceError, match=r"diverged at step \d+: .*max_adjoint_norm="):
             take(opt, 100)
 
 
 def test_a_run_that_is_not_watched_goes_wherever_it_goes():
     options = manual() | {"adjoint_optimizer": partial(SGD, lr=1e6)}
-    opt = FSLA(network(), ClassWeights(), inner_loss=inner_loss, outer_loss=outer_loss, rescues=None, **options)
+    opt = FSLA(network(), ClassWeights(), inner_loss=inner_loss, outer_loss=outer_loss, max_rollbacks=None, **options)
     take(opt, 100)
-    assert not all(bool(t.isfinite().all()) for t in opt.v.values())
+    assert not all(bool(t.isfinite().all()) for t in opt.adjoint.values())
 
 
 # --------------------------------------------------------------------------------------------------------- resume
@@ -638,14 +644,14 @@ def test_a_run_that_is_taken_up_goes_on_bit_by_bit(kind, automatic):
     def make():
         model = network(nn.Dropout(0.2), nn.BatchNorm1d(6, dtype=F64))
         weights = ClassWeights()
-        options = {} if automatic else manual() | {"optimizer": torch.optim.Adam}
+        options = {} if automatic else manual() | {"inner_optimizer": torch.optim.Adam}
         return model, weights, KINDS[kind](model, weights, inner_loss=inner_loss, outer_loss=outer_loss, **options)
 
     def numbers(model, weights, opt):
         return [
             *model.state_dict().values(),
             *weights.state_dict().values(),
-            *opt.v.values(),
+            *opt.adjoint.values(),
             *opt.hypergradient.values(),
         ]
 
@@ -701,12 +707,16 @@ def make(model=None, outer=None, **options):
         (lambda: make(eta=0.0), ValueError, "'eta' of FSLA"),
         (lambda: make(v_at="now"), ValueError, "v_at.*Did you mean 'new'"),
         (lambda: make(products="exakt"), ValueError, "kind of products.*Did you mean 'exact'"),
-        (lambda: make(max_norm=-1.0), ValueError, "'max_norm' of FSLA must be positive"),
-        (lambda: make(rescues=-1), ValueError, "'rescues' of FSLA must be at least 0"),
-        (lambda: make(rescues=0.5), TypeError, "'rescues' of FSLA must be a whole number"),
-        (lambda: make(optimizer=3), TypeError, "'int' object is not callable|optimizer must be"),
-        (lambda: make(optimizer=lambda p: 3), TypeError, "optimizer must be a torch.optim.Optimizer"),
-        (lambda: make(optimizer=SGD([nn.Parameter(torch.ones(1))], lr=1)), ValueError, "optimizer must hold every"),
+        (lambda: make(max_grad_norm=-1.0), ValueError, "'max_grad_norm' of FSLA must be positive"),
+        (lambda: make(max_rollbacks=-1), ValueError, "'max_rollbacks' of FSLA must be at least 0"),
+        (lambda: make(max_rollbacks=0.5), TypeError, "'max_rollbacks' of FSLA must be a whole number"),
+        (lambda: make(inner_optimizer=3), TypeError, "'int' object is not callable|optimizer must be"),
+        (lambda: make(inner_optimizer=lambda p: 3), TypeError, "optimizer must be a torch.optim.Optimizer"),
+        (
+            lambda: make(inner_optimizer=SGD([nn.Parameter(torch.ones(1))], lr=1)),
+            ValueError,
+            "optimizer must hold every",
+        ),
         (
             lambda: make(adjoint_optimizer=SGD([nn.Parameter(torch.ones(1))], lr=1)),
             ValueError,

@@ -53,6 +53,6 @@ def test_rescue_on_a_gpu_restores_the_last_good_state():
     opt.step((batch[0] * math.nan, batch[1]), batch)
     for _ in range(2):
         opt.step(batch, batch)
-    with pytest.warns(fsla.RescueWarning, match="goes on from step 10"):
+    with pytest.warns(fsla.RollbackWarning, match="goes on from step 10"):
         opt.step(batch, batch)
     assert all(bool(t.isfinite().all()) for t in opt.problem.moving())

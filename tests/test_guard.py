@@ -53,7 +53,7 @@ def run(problem, kind=fsla.SOBA, steps=120, **options):
 def test_guard_leaves_quadratic_that_starts_at_zero_alone(kind, unit, condition):
     """A rescue would be a warning, which fails here, and would change the numbers."""
     watched = run(quadratic(0, condition, unit), kind)[0]
-    unwatched = run(quadratic(0, condition, unit), kind, rescues=None)[0]
+    unwatched = run(quadratic(0, condition, unit), kind, max_rollbacks=None)[0]
     assert watched.w.norm() > 0
     assert torch.equal(watched.w, unwatched.w)
 
@@ -96,7 +96,7 @@ def test_guard_lets_values_of_a_critic_spread_from_zero():
 @pytest.mark.parametrize(
     ("options", "names"),
     [
-        ({"optimizer": partial(SGD, lr=3.0)}, "inner loss and outer loss"),
+        ({"inner_optimizer": partial(SGD, lr=3.0)}, "inner loss and outer loss"),
         ({"adjoint_optimizer": partial(SGD, lr=3.0)}, "v and hypergradient"),
         ({"outer_optimizer": partial(SGD, lr=1e3)}, "hypergradient"),
     ],
@@ -104,8 +104,8 @@ def test_guard_lets_values_of_a_critic_spread_from_zero():
 )
 def test_guard_finds_steps_that_are_too_long_from_a_start_at_zero(options, names):
     """Exponential growth is told from a start at 0 long before anything overflows."""
-    with pytest.warns(fsla.RescueWarning, match=f"{names}.* not finite or 100 times") as caught:
-        _, _, opt = run(quadratic(1), steps=40, rescues=30, **options)
+    with pytest.warns(fsla.RollbackWarning, match=f"{names}.* not finite or 100 times") as caught:
+        _, _, opt = run(quadratic(1), steps=40, max_rollbacks=30, **options)
     assert all("diverged at step" in str(warning.message) for warning in caught)
     assert all(bool(t.isfinite().all()) for t in opt.problem.moving())
 
@@ -122,7 +122,7 @@ def test_guard_finds_a_jump_at_once_where_both_losses_start_above_zero():
         opt.step((*batch, 0.0), batch)
     for _ in range(2):
         opt.step((*batch, 1e4), batch)
-    with pytest.warns(fsla.RescueWarning, match="at step 5: inner loss not finite or 100 times"):
+    with pytest.warns(fsla.RollbackWarning, match="at step 5: inner loss not finite or 100 times"):
         opt.step((*batch, 1e4), batch)
 
 
@@ -178,10 +178,10 @@ def test_guard_writes_a_new_good_state_into_the_memory_of_the_last():
 
 
 def test_guard_that_may_not_rescue_keeps_nothing():
-    """`rescues=0` stops at a divergence, at no cost in memory."""
+    """`max_rollbacks=0` stops at a divergence, at no cost in memory."""
     batch = torch.ones(6, 4, dtype=F64), torch.arange(6) % 3
     losses = {"inner_loss": class_weighted_loss, "outer_loss": plain_loss}
-    opt = fsla.SOBA(nn.Linear(4, 3, dtype=F64), ClassWeights(), **losses, rescues=0)
+    opt = fsla.SOBA(nn.Linear(4, 3, dtype=F64), ClassWeights(), **losses, max_rollbacks=0)
     for _ in range(9):
         opt.step(batch, batch)
     assert opt._good is None

@@ -215,7 +215,7 @@ def test_frozen_statistics_are_those_of_eval_mode():
 @pytest.mark.parametrize("name", ["dropout", "attention", "tied embedding"])
 def test_bfloat16_autocast_keeps_the_state_in_float32(name):
     problem, at, _, _ = build(name, dtype=torch.float32, mode="difference")
-    cast = Problem(problem.inner_loss, problem.outer_loss, mode="difference", autocast=torch.bfloat16)
+    cast = Problem(problem.inner_loss, problem.outer_loss, mode="difference", autocast_dtype=torch.bfloat16)
     solver, index = fsla.algorithms.soba(RATES), torch.arange(ROWS)
     xi = Sample.full(index, index, seed=1)
     a, b = solver.init(cast, at, xi), solver.init(problem, at, xi)

@@ -103,7 +103,7 @@ def test_class_weights_for_a_network_with_batch_normalisation():
         weights,
         inner_loss=inner,
         outer_loss=outer,
-        optimizer=torch.optim.Adam(model.parameters(), lr=1e-3),
+        inner_optimizer=torch.optim.Adam(model.parameters(), lr=1e-3),
     )
     g = torch.Generator().manual_seed(0)
     losses = []

@@ -158,7 +158,7 @@ def test_dropout_has_one_mask_at_both_ends_of_a_difference():
 
 @pytest.mark.parametrize("name", ["soba", "fsla"])
 def test_under_autocast_everything_that_is_kept_stays_float32(name):
-    problem, at, _ = made(dtype=torch.float32, autocast=torch.bfloat16)
+    problem, at, _ = made(dtype=torch.float32, autocast_dtype=torch.bfloat16)
     rates = constant(0.1, 1e-3, 1e-2)
     solver = (
         Jacobi(rates, omega_update=Adam(), lam_update=Adam())

@@ -102,7 +102,7 @@ def _execute(spec: SourcesSpec, method: str, seed: int, device: torch.device, te
     with torch.device("meta"):
         net = functional(Transformer(spec.size))[1]  # without weights of its own: those of the run are the only ones
     weighting = SourceWeighting(net, text)
-    problem = weighting.problem(mode="difference", autocast=spec.dtype)
+    problem = weighting.problem(mode="difference", autocast_dtype=spec.dtype)
     algorithm = _algorithm(spec, method)
     generator = torch.Generator(device).manual_seed(seed)
     mask_seeds = spec.size.dropout > 0

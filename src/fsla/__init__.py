@@ -47,7 +47,7 @@ from fsla.train import (
     History,
     MicroBatches,
     ProductWeights,
-    RescueWarning,
+    RollbackWarning,
     SampleWeights,
     fit,
 )
@@ -86,7 +86,7 @@ __all__ = [
     "Problem",
     "ProductWeights",
     "Reduced",
-    "RescueWarning",
+    "RollbackWarning",
     "Sample",
     "SampleWeights",
     "Shard",

@@ -42,7 +42,7 @@ MODULE_RUNS = {
 OPTIMIZERS = {
     "automatic": {},
     "torch": {
-        "optimizer": partial(torch.optim.Adam, lr=0.02),
+        "inner_optimizer": partial(torch.optim.Adam, lr=0.02),
         "adjoint_optimizer": partial(torch.optim.SGD, lr=0.2, momentum=0.5),
         "outer_optimizer": partial(torch.optim.Adam, lr=0.01),
     },
@@ -154,7 +154,7 @@ def run_module(name: str, optimizers: str, products: str) -> dict[str, Tensor]:
         if (k + 1) % MODULE_EVERY == 0:
             rows["lam"].append(_flat(dict(weights.named_parameters())))
             rows["omega"].append(_flat(dict(model.named_parameters())))
-            rows["v"].append(_flat(bilevel.v))
+            rows["v"].append(_flat(bilevel.adjoint))
             rows["d"].append(_flat(bilevel.hypergradient))
     return {key: torch.stack(values) for key, values in rows.items()}
 

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from fsla._checks import whole_number
 from fsla.steps import Curvature
-from fsla.train import FSLA, DivergenceError, RescueWarning
+from fsla.train import FSLA, DivergenceError, RollbackWarning
 from fsla_benchmarks.automatic.tasks import Task, tasks
 from fsla_reproduction.folder import Folder, Record
 from fsla_reproduction.job import Job, Tell
@@ -61,8 +61,10 @@ def _compare(spec: AutomaticSpec, name: str, tell: Tell) -> list[Record]:
     settings = list(product(T, R, M, FALLS))
     model, outer = task.build()
     start = _f(task, model, outer)
-    found, rescues = _automatic(spec, task)
-    records: list[Record] = [{"task": task.name, "rule": "automatic", "f": found, "rescues": rescues, "start": start}]
+    found, rollbacks = _automatic(spec, task)
+    records: list[Record] = [
+        {"task": task.name, "rule": "automatic", "f": found, "rollbacks": rollbacks, "start": start}
+    ]
     curvature, size = _scales(spec, task)
     for i, (t, r, m, falls) in enumerate(settings):
         tell((i + 1) / (len(settings) + 1))
@@ -77,17 +79,17 @@ def _automatic(spec: AutomaticSpec, task: Task) -> tuple[float | None, int]:
     model, modules = task.build()
     opt = FSLA(model, modules, inner_loss=inner, outer_loss=outer, products="exact")
     with warnings.catch_warnings(record=True) as said:
-        warnings.simplefilter("always", RescueWarning)
+        warnings.simplefilter("always", RollbackWarning)
         f = _taken(spec, task, opt, model, modules, lambda k: None)
-    return f, sum(issubclass(w.category, RescueWarning) for w in said)
+    return f, sum(issubclass(w.category, RollbackWarning) for w in said)
 
 
 def _constants(spec: AutomaticSpec, task: Task, alpha: float, tau: float, beta: float, falls: bool) -> float | None:
     inner, outer = task.losses()
     model, modules = task.build()
-    rates = {"outer_optimizer": alpha, "optimizer": tau, "adjoint_optimizer": beta}
+    rates = {"outer_optimizer": alpha, "inner_optimizer": tau, "adjoint_optimizer": beta}
     makers: dict[str, Any] = {name: partial(torch.optim.SGD, lr=rate) for name, rate in rates.items()}
-    opt = FSLA(model, modules, inner_loss=inner, outer_loss=outer, products="exact", rescues=0, **makers)
+    opt = FSLA(model, modules, inner_loss=inner, outer_loss=outer, products="exact", max_rollbacks=0, **makers)
 
     def fall(k: int) -> None:
         for name, rate in rates.items():
@@ -166,7 +168,7 @@ def summarise(records: list[Record]) -> list[Record]:
                 "ratio": None if own["f"] is None else own["f"] / ended[0],
                 "diverged": len(grid) - len(ended),
                 "tried": len(grid),
-                "rescues": own["rescues"],
+                "rollbacks": own["rollbacks"],
             }
         )
     return rows

@@ -17,7 +17,7 @@ import torch
 from fsla import algorithms
 from fsla.algorithms import Algorithm
 from fsla.steps import Adaptive, Schedule
-from fsla.train import FSLA, SOBA, Bilevel
+from fsla.train import FSLA, SOBA, BilevelOptimizer
 from fsla_benchmarks.compare.task import Task
 
 Samples = Literal["independent", "shared", "full", "numbered", "refreshed", "led"]
@@ -57,7 +57,7 @@ class Method:
     most_n: float = math.inf
     most_p: float = math.inf
     """The most coordinates of ω, and of λ, that it can be asked to carry matrices for."""
-    automatic: type[Bilevel] | None = None
+    automatic: type[BilevelOptimizer] | None = None
     """A class of the front end with automatic steps, in the place of an algorithm."""
 
     @property

@@ -19,7 +19,7 @@ from fsla._tree import Tree
 from fsla.problems import Batches, Counted, Counts, Inner, Needs, Numbered, Outer, Point, Sample, Sampler
 from fsla.problems._batches import Batch
 from fsla.problems._counted import CountedOuter
-from fsla.train import Bilevel, DivergenceError, ModelProblem, RescueWarning
+from fsla.train import BilevelOptimizer, DivergenceError, ModelProblem, RollbackWarning
 from fsla_benchmarks.compare.methods import METHODS, PERIOD, Setting, make, seed_of
 from fsla_benchmarks.compare.task import Measured, Task
 
@@ -201,14 +201,14 @@ def _automatic(task: Task, name: str, setting: Setting, generator: torch.Generat
     def outer_loss(model: _Held, outer: _Held, batch: Batch) -> Tensor:
         return task.outer_loss(outer.tree(), model.tree(), batch)
 
-    opt: Bilevel = front(model, outer, inner_loss=inner_loss, outer_loss=outer_loss, products="exact")
+    opt: BilevelOptimizer = front(model, outer, inner_loss=inner_loss, outer_loss=outer_loss, products="exact")
     problem = _CountedModel(opt.problem)
     opt.problem = problem  # type: ignore[assignment]
     seconds = 0.0
     while True:
-        yield Progress(price(problem.samples, task.batch), opt.k, seconds, Point(outer.copy(), model.copy()))
+        yield Progress(price(problem.samples, task.batch), opt.step_count, seconds, Point(outer.copy(), model.copy()))
         began = time.thread_time()
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", RescueWarning)
+            warnings.simplefilter("ignore", RollbackWarning)
             opt.step(task.inner_batch(generator), task.outer_batch(generator), seed=0)
         seconds += time.thread_time() - began

@@ -41,11 +41,11 @@ def steppers(name: str, device: torch.device) -> dict[Key, Step]:
     def step(kind: type[SOBA] | type[FSLA]) -> Step:
         model, weights = start()
         makers: dict[str, Any] = {
-            "optimizer": partial(torch.optim.SGD, lr=1e-3),
+            "inner_optimizer": partial(torch.optim.SGD, lr=1e-3),
             "adjoint_optimizer": partial(torch.optim.SGD, lr=1e-3),
             "outer_optimizer": partial(torch.optim.SGD, lr=1e-3),
         }
-        opt = kind(model, weights, inner_loss=inner, outer_loss=outer, products="difference", rescues=0, **makers)
+        opt = kind(model, weights, inner_loss=inner, outer_loss=outer, products="difference", max_rollbacks=0, **makers)
         opt.step(draw(), draw(), seed=0)
 
         def run() -> None:

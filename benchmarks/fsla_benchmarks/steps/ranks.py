@@ -67,7 +67,7 @@ class Times(NamedTuple):
 
 
 def _sgd() -> dict[str, Any]:
-    names = ("optimizer", "adjoint_optimizer", "outer_optimizer")
+    names = ("inner_optimizer", "adjoint_optimizer", "outer_optimizer")
     return {name: partial(torch.optim.SGD, lr=1e-3) for name in names}
 
 
@@ -221,7 +221,7 @@ def memory(here: Ranks, steps: int = 2) -> dict[str, float]:
         inner_loss=_inner,
         outer_loss=_outer,
         products="difference",
-        optimizer=partial(torch.optim.AdamW, lr=1e-5, weight_decay=0.0),
+        inner_optimizer=partial(torch.optim.AdamW, lr=1e-5, weight_decay=0.0),
     )
     batch = _batch(8, WIDTH)
     for k in range(steps):
@@ -235,7 +235,7 @@ def memory(here: Ranks, steps: int = 2) -> dict[str, float]:
         "curvature": state["curvature"],
         "gate": state["gate"],
         "λ, d and λ's states": [opt.problem.lam, state["d"], state["outer_optimizer"]],
-        "kept for a rescue": opt._good,
+        "kept for a rollback": opt._good,
     }
     held = {name: sum(_bytes(t) for t in tensors(part)) / 1e6 for name, part in parts.items()}
     return held | {"peak": (_resident("VmHWM") - base) / 1e6}

@@ -142,7 +142,7 @@ class BilevelRun:
         self._algorithm = algorithm
         self._exact = mode == "exact"
         weighting = SourceWeighting(net, setting.text)
-        self._problem = weighting.problem(mode=mode, autocast=setting.autocast)
+        self._problem = weighting.problem(mode=mode, autocast_dtype=setting.autocast)
         with self._attention():
             at = weighting.start(setting.weights())
             self._state = algorithm.init(self._problem, at, self._draw())

@@ -100,7 +100,7 @@ class SourceWeighting:
     def start(self, omega: Tree) -> Point:
         return Point({"source_logits": torch.zeros(len(GRAMMARS), device=self.text.tokens.device)}, omega)
 
-    def problem(self, *, mode: Mode = "difference", autocast: torch.dtype | None = None) -> WeightedProblem:
+    def problem(self, *, mode: Mode = "difference", autocast_dtype: torch.dtype | None = None) -> WeightedProblem:
         def each(omega: Tree, index: Batch) -> Tensor:
             return self.sequence_losses(omega, self.text.tokens[index])
 
@@ -110,7 +110,7 @@ class SourceWeighting:
         def outer(lam: Tree, omega: Tree, index: Batch) -> Tensor:
             return self.sequence_losses(omega, self.text.trusted[index]).mean()
 
-        return WeightedProblem(each, weight, outer, direct=False, mode=mode, autocast=autocast)
+        return WeightedProblem(each, weight, outer, direct=False, mode=mode, autocast_dtype=autocast_dtype)
 
     def sequence_losses(self, omega: Tree, tokens: Tensor) -> Tensor:
         """The mean loss of a token, for each sequence."""

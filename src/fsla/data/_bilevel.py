@@ -56,7 +56,7 @@ def learn(material: Material, index: Tensor, count: int, shown: Tensor, number: 
         return material.losses(model(material.samples(j)), j).mean()
 
     adam = torch.optim.Adam(network.parameters(), lr=material.pace.rate, weight_decay=DECAY)
-    opt = FSLA(network, weights, inner_loss=inner_loss, outer_loss=outer_loss, optimizer=adam, momentum="average")
+    opt = FSLA(network, weights, inner_loss=inner_loss, outer_loss=outer_loss, inner_optimizer=adam, momentum="average")
     draw = torch.Generator(material.device).manual_seed(material.seed_of(number))
     curve = []
     mean = torch.zeros_like(weights.logit)
@@ -67,7 +67,7 @@ def learn(material: Material, index: Tensor, count: int, shown: Tensor, number: 
         j = torch.randint(len(shown), (batch,), generator=draw, device=material.device)
         info = opt.step(i, shown[j] if batch < len(shown) else shown, seed=material.seed_of(steps * number + k))
         with torch.no_grad():
-            weights.logit.lerp_(kept, PULL * info.gate / (1 + k / FALL) ** 0.5)  # type: ignore[operator]
+            weights.logit.lerp_(kept, PULL * info.outer_step_scale / (1 + k / FALL) ** 0.5)  # type: ignore[operator]
         if k >= late:
             mean += weights.logit.detach() / (steps - late)
         if k % RECORD == 0 or k == steps - 1:

@@ -45,7 +45,7 @@ class Problem:
         mode: how products are computed. "exact": by automatic differentiation, forward or reverse by the device.
             "forward", "reverse": in that mode. "difference": from first-order gradients alone. "auto": exact, but
             where the network has no second derivative, differences, with one warning that names the operation.
-        autocast: the dtype of autocast in every pass, such as torch.bfloat16; λ, ω, v and d stay as they are.
+        autocast_dtype: the dtype of autocast in every pass, such as torch.bfloat16; λ, ω, v and d stay as they are.
 
     Both losses must be functions of their arguments alone. Random layers, such as dropout, are allowed where the
     sample has a seed. "auto" and "exact" are settled once, by a product at the first point that is looked at.
@@ -58,18 +58,20 @@ class Problem:
         *,
         direct: bool = True,
         mode: Mode = "auto",
-        autocast: torch.dtype | None = None,
+        autocast_dtype: torch.dtype | None = None,
     ) -> None:
         for name, loss in (("inner_loss", inner_loss), ("outer_loss", outer_loss)):
             if not callable(loss):
                 raise TypeError(f"{name} must be callable as (lam, omega, batch). Got {type(loss).__name__} instead.")
-        if autocast not in (None, torch.bfloat16):
-            raise ValueError(f"autocast must be torch.bfloat16 or None. Got {autocast!r} instead: {_NO_SCALER}")
+        if autocast_dtype not in (None, torch.bfloat16):
+            raise ValueError(
+                f"autocast_dtype must be torch.bfloat16 or None. Got {autocast_dtype!r} instead: {_NO_SCALER}"
+            )
         self.inner_loss = inner_loss
         self.outer_loss = outer_loss
         self.direct = direct
         self.mode = pick(mode, dict(zip(MODES, MODES, strict=True)), "mode")
-        self.autocast = autocast
+        self.autocast_dtype = autocast_dtype
         forced: dict[str, Ways | Literal["difference"]] = {
             "forward": Ways(hvp_forward=True, slopes_forward=True),
             "reverse": Ways(hvp_forward=False, slopes_forward=False),
@@ -92,7 +94,9 @@ class Problem:
     def outer_products_at(self, at: Point, batch: Batch, seed: int | None = None) -> Inner:
         """F in the role of G, with its products."""
         if self._exchanged is None:
-            self._exchanged = _Exchanged(self.outer_loss, self.inner_loss, mode=self.mode, autocast=self.autocast)
+            self._exchanged = _Exchanged(
+                self.outer_loss, self.inner_loss, mode=self.mode, autocast_dtype=self.autocast_dtype
+            )
         return self._exchanged.inner_at(at, batch, seed)
 
     def check_step(self, at: Point, batch: Batch, v: Tree, seed: int | None = None) -> StepCheck | None:

@@ -30,7 +30,7 @@ class Setting(NamedTuple):
     """What holds during a pass: the seed of random layers, if they have one, and the dtype of autocast, if it is on."""
 
     seed: int | None = None
-    autocast: torch.dtype | None = None
+    autocast_dtype: torch.dtype | None = None
 
     def for_part(self, number: int) -> Setting:
         """Return the setting of a micro-batch: each draws numbers of its own, and the first those of a whole batch."""
@@ -69,7 +69,7 @@ def surroundings(setting: Setting, omega: Tree) -> AbstractContextManager[None]:
 @contextmanager
 def _set_up(setting: Setting, device: torch.device) -> Iterator[None]:
     drawing = nullcontext() if setting.seed is None else _fixed_random_state(setting.seed, device)
-    casting = nullcontext() if setting.autocast is None else torch.autocast(device.type, setting.autocast)
+    casting = nullcontext() if setting.autocast_dtype is None else torch.autocast(device.type, setting.autocast_dtype)
     with drawing, casting:
         yield
 
@@ -101,12 +101,12 @@ def scalar(value: object, name: str) -> Tensor:
     return value
 
 
-def rounding_unit(x: Tree, autocast: torch.dtype | None) -> float:
+def rounding_unit(x: Tree, autocast_dtype: torch.dtype | None) -> float:
     """The rounding unit of passes at x."""
     first = next(iter(x.values()))
     tf32 = torch.backends.cudnn.allow_tf32 or torch.get_float32_matmul_precision() != "highest"
-    if autocast is not None:
-        return torch.finfo(autocast).eps
+    if autocast_dtype is not None:
+        return torch.finfo(autocast_dtype).eps
     if first.dtype == torch.float32 and first.device.type == "cuda" and tf32:
         return 2.0**-10
     return torch.finfo(first.dtype).eps

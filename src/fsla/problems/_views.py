@@ -32,7 +32,7 @@ class Losses(Protocol):
         ...
 
     @property
-    def autocast(self) -> torch.dtype | None: ...
+    def autocast_dtype(self) -> torch.dtype | None: ...
     def batch_loss(self, lam: Tree, omega: Tree, batch: Batch) -> Tensor:
         """G; `lam` is what the batch reads of λ."""
         ...
@@ -67,7 +67,7 @@ class FirstOrderView:
     def __init__(self, problem: Losses, at: Point, batch: Batch, seed: int | None) -> None:
         self._problem = problem
         self._batch = batch
-        self._how = Setting(seed, problem.autocast)
+        self._how = Setting(seed, problem.autocast_dtype)
         self._whole_lam = at.lam
         self._lam = detach(problem.of_batch(at.lam, batch))
         self._omega = detach(at.omega)
@@ -83,7 +83,7 @@ class FirstOrderView:
     @property
     def unit(self) -> float:
         """The rounding unit of the passes."""
-        return passes.rounding_unit(self._omega, self._how.autocast)
+        return passes.rounding_unit(self._omega, self._how.autocast_dtype)
 
     @property
     def value(self) -> Tensor:
@@ -216,7 +216,7 @@ class OuterView:
     def __init__(self, problem: Losses, at: Point, batch: Batch, seed: int | None) -> None:
         self._problem = problem
         self._batch = batch
-        self._how = Setting(seed, problem.autocast)
+        self._how = Setting(seed, problem.autocast_dtype)
         self._lam = detach(at.lam)
         self._omega = detach(at.omega)
         self._value: Tensor | None = None

@@ -55,9 +55,9 @@ class WeightedProblem(Problem):
         outputs: Callable[[Tree, Batch], Tensor] | None = None,
         direct: bool = True,
         mode: Mode = "auto",
-        autocast: torch.dtype | None = None,
+        autocast_dtype: torch.dtype | None = None,
     ) -> None:
-        super().__init__(self._whole_loss, outer_loss, direct=direct, mode=mode, autocast=autocast)
+        super().__init__(self._whole_loss, outer_loss, direct=direct, mode=mode, autocast_dtype=autocast_dtype)
         self.sample_losses = sample_losses
         self.sample_weights = sample_weights
         self.outputs = outputs

@@ -4,10 +4,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from fsla.train._algorithms import FSLA, MASOBA, SOBA
-from fsla.train._bilevel import Bilevel
+from fsla.train._bilevel import BilevelOptimizer
 from fsla.train._checkpoint import CheckpointError, load_checkpoint, save_checkpoint
 from fsla.train._fit import History, fit
-from fsla.train._guard import DivergenceError, Info, RescueWarning
+from fsla.train._guard import DivergenceError, RollbackWarning, StepInfo
 from fsla.train._module import ModelProblem
 from fsla.train._module_views import MicroBatches
 from fsla.train._weights import GroupWeights, ProductWeights, SampleWeights
@@ -22,21 +22,21 @@ __all__ = [
     "FSLA",
     "MASOBA",
     "SOBA",
-    "Bilevel",
+    "BilevelOptimizer",
     "CheckpointError",
     "DivergenceError",
     "EngineWarning",
     "GroupWeights",
     "History",
-    "Info",
     "MicroBatches",
     "ModelProblem",
     "ProductWeights",
     "Record",
-    "RescueWarning",
+    "RollbackWarning",
     "Run",
     "SampleWeights",
     "Status",
+    "StepInfo",
     "fit",
     "health",
     "load_checkpoint",

@@ -18,12 +18,12 @@ from fsla.algorithms._alternating import SharedBatchWarning
 from fsla.problems._nest import map_tensors
 from fsla.problems._problem import Inner, Point
 from fsla.steps._momentum import by_name
-from fsla.train._bilevel import Bilevel
-from fsla.train._guard import Info
+from fsla.train._bilevel import BilevelOptimizer
+from fsla.train._guard import StepInfo
 from fsla.train._module import OuterModules
 
 
-class FSLA(Bilevel):
+class FSLA(BilevelOptimizer):
     """Algorithm 1: λ by d, then ω and v at the old ω, then d from the gradient at the new point.
 
     Args:
@@ -53,7 +53,7 @@ class FSLA(Bilevel):
     def _first_direction(self, inner_batch: Any, outer_batch: Any, seed: int) -> Tree:
         return dense(self._direction(self.problem.here, self._v, inner_batch, outer_batch, seed))
 
-    def _step(self, inner_batch: Any, outer_batch: Any, fresh: tuple[Any, Any] | None, seed: int) -> Info:
+    def _step(self, inner_batch: Any, outer_batch: Any, fresh: tuple[Any, Any] | None, seed: int) -> StepInfo:
         problem = self.problem
         assert self._d is not None
         storm = self._momentum == "storm"
@@ -92,13 +92,13 @@ class FSLA(Bilevel):
         return sub(self.problem.outer_at(at, outer_batch, seed + 1).d_lam, jv)
 
 
-class SOBA(Bilevel):
+class SOBA(BilevelOptimizer):
     """All three directions at one point, on one inner and one outer batch: the cheapest step."""
 
     def _first_direction(self, inner_batch: Any, outer_batch: Any, seed: int) -> Tree:
         return {name: torch.zeros_like(t) for name, t in self.problem.here.lam.items()}
 
-    def _step(self, inner_batch: Any, outer_batch: Any, fresh: tuple[Any, Any] | None, seed: int) -> Info:
+    def _step(self, inner_batch: Any, outer_batch: Any, fresh: tuple[Any, Any] | None, seed: int) -> StepInfo:
         assert self._d is not None
         problem = self.problem
         here = problem.here

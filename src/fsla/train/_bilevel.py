@@ -23,16 +23,16 @@ from fsla.problems._nest import copied, map_tensors
 from fsla.problems._problem import checked
 from fsla.steps._automatic import EVERY, FIRST, Curvature, Damping, Gate, ScaleFree, zeros
 from fsla.train._data_parallel import Batches
-from fsla.train._guard import CHECK_EVERY, GROWTH, KEEP_EVERY, DivergenceError, Guard, Info, RescueWarning
+from fsla.train._guard import CHECK_EVERY, GROWTH, KEEP_EVERY, DivergenceError, Guard, RollbackWarning, StepInfo
 from fsla.train._module import ModelProblem, OuterModules, products_of
 from fsla.train._module_views import ModelLoss
 from fsla.train._optimizers import Maker, descend, made, plain, warn_of_decay, with_decay
 
 FORMAT = 1
-OPTIMIZERS = ("optimizer", "adjoint_optimizer", "outer_optimizer")
+OPTIMIZERS = ("inner_optimizer", "adjoint_optimizer", "outer_optimizer")
 
 
-class Bilevel(ABC):
+class BilevelOptimizer(ABC):
     """What the three algorithms share.
 
     Args:
@@ -40,19 +40,19 @@ class Bilevel(ABC):
         outer: the modules with the hyper-parameters: a module or parameter, or a list or mapping of these.
         inner_loss, outer_loss: called as ``loss(model, outer, batch)``; they return 0-d tensors. `outer` is what was
             given here.
-        optimizer, adjoint_optimizer, outer_optimizer: what moves ω, v and λ: a torch optimiser (for v, whose tensors
-            are made here, a function such as ``functools.partial(torch.optim.SGD, lr=0.1)``, which may be given for
-            all three). By default ω and v move by 1/L and λ by a scale-free step; see `fsla.steps._automatic`.
+        inner_optimizer, adjoint_optimizer, outer_optimizer: what moves ω, v and λ: a torch optimiser (for v, whose
+            tensors are made here, a function such as ``functools.partial(torch.optim.SGD, lr=0.1)``, which may be
+            given for all three). By default ω and v move by 1/L, and λ by `fsla.steps.ScaleFree`.
         products: "exact", "difference" (of first-order gradients), or "auto": exact where the model is small and
             allows it.
-        autocast: torch.bfloat16 for bfloat16 passes; the variables stay as they are.
-        max_norm: clips ∂_ω G to this norm.
-        radius: keeps ‖v‖ under this bound.
+        autocast_dtype: torch.bfloat16 for bfloat16 passes; the variables stay as they are.
+        max_grad_norm: clips ∂_ω G to this norm.
+        max_adjoint_norm: keeps ‖v‖ under this bound.
         batches: on several ranks, as torchrun starts them: "whole" where each is given the same batch, and takes its
             part; "shares" where each is given samples of its own, as many on each.
-        rescues: how often a run that diverges goes back to its last good state and halves its steps before it raises;
-            None watches nothing. The state is kept on the device: a second copy of what is trained, of v and of the
-            optimisers' states, 16 bytes a parameter under Adam in float32. 0 and None keep none.
+        max_rollbacks: how often a run that diverges goes back to its last good state and halves its steps before it
+            raises; None watches nothing. The state is kept on the device: a second copy of what is trained, of v and of
+            the optimisers' states, 16 bytes a parameter under Adam in float32. 0 and None keep none.
     """
 
     def __init__(
@@ -62,42 +62,44 @@ class Bilevel(ABC):
         *,
         inner_loss: ModelLoss,
         outer_loss: ModelLoss,
-        optimizer: Maker = None,
+        inner_optimizer: Maker = None,
         adjoint_optimizer: Maker = None,
         outer_optimizer: Maker = None,
         products: Mode = "auto",
-        autocast: torch.dtype | None = None,
-        max_norm: float | None = None,
-        radius: float | None = None,
+        autocast_dtype: torch.dtype | None = None,
+        max_grad_norm: float | None = None,
+        max_adjoint_norm: float | None = None,
         batches: Batches = "whole",
-        rescues: int | None = 3,
+        max_rollbacks: int | None = 3,
     ) -> None:
         pick(products, {"auto": 0, "exact": 0, "difference": 0}, "kind of products")
         pick(batches, {"whole": 0, "shares": 0}, "kind of batches")
-        positive(max_norm, "max_norm", type(self).__name__, optional=True)
-        positive(radius, "radius", type(self).__name__, optional=True)
-        if rescues is not None:
-            whole_number(rescues, "rescues", type(self).__name__, least=0)
+        positive(max_grad_norm, "max_grad_norm", type(self).__name__, optional=True)
+        positive(max_adjoint_norm, "max_adjoint_norm", type(self).__name__, optional=True)
+        if max_rollbacks is not None:
+            whole_number(max_rollbacks, "max_rollbacks", type(self).__name__, least=0)
         mode = products_of(model, products)
-        self.problem = ModelProblem(model, outer, inner_loss, outer_loss, mode=mode, autocast=autocast, batches=batches)
+        self.problem = ModelProblem(
+            model, outer, inner_loss, outer_loss, mode=mode, autocast_dtype=autocast_dtype, batches=batches
+        )
         self.problem.meet({"algorithm": type(self).__name__, "products": products, "batches": batches})
         here = self.problem.here
-        self.v = zeros(here.omega)
-        self._curvature = Curvature(here.omega) if optimizer is None or adjoint_optimizer is None else None
+        self.adjoint = zeros(here.omega)
+        self._curvature = Curvature(here.omega) if inner_optimizer is None or adjoint_optimizer is None else None
         self._damping = Damping()
         self._gate = Gate(here.omega) if outer_optimizer is None else None
-        given = (optimizer, adjoint_optimizer, outer_optimizer)
+        given = (inner_optimizer, adjoint_optimizer, outer_optimizer)
         self._own = {name: maker is None for name, maker in zip(OPTIMIZERS, given, strict=True)}
-        self.optimizer = made(optimizer, self.problem.omega, "optimizer", plain)
-        self.adjoint_optimizer = made(adjoint_optimizer, self.v, "adjoint_optimizer", plain)
+        self.inner_optimizer = made(inner_optimizer, self.problem.omega, "inner_optimizer", plain)
+        self.adjoint_optimizer = made(adjoint_optimizer, self.adjoint, "adjoint_optimizer", plain)
         self.outer_optimizer = made(outer_optimizer, self.problem.lam, "outer_optimizer", ScaleFree)
-        self._max_norm = max_norm
-        self._radius = radius
-        self._guard = Guard(rescues)
-        self.k = 0
+        self._max_grad_norm = max_grad_norm
+        self._max_adjoint_norm = max_adjoint_norm
+        self._guard = Guard(max_rollbacks)
+        self.step_count = 0
         self._d: Tree | None = None
         self._good: dict[str, Any] | None = None
-        warn_of_decay(self.optimizer)
+        warn_of_decay(self.inner_optimizer)
 
     @property
     def hypergradient(self) -> Tree:
@@ -109,9 +111,9 @@ class Bilevel(ABC):
     @property
     def param_groups(self) -> Any:
         raise AttributeError(
-            "There are three optimisers here: attach schedulers to .optimizer, .adjoint_optimizer or .outer_optimizer. "
-            "A GradScaler is not supported: steps that it skips are steps that v does not know of. Use "
-            "autocast=torch.bfloat16, which needs none."
+            "There are three optimisers here: attach schedulers to .inner_optimizer, .adjoint_optimizer or "
+            ".outer_optimizer. A GradScaler is not supported: steps that it skips are steps that v does not know of. "
+            "Use autocast_dtype=torch.bfloat16, which needs none."
         )
 
     def step(
@@ -121,7 +123,7 @@ class Bilevel(ABC):
         *,
         fresh: tuple[Any, Any] | None = None,
         seed: int | None = None,
-    ) -> Info:
+    ) -> StepInfo:
         """Moves λ, ω and v once, in place.
 
         Args:
@@ -130,13 +132,15 @@ class Bilevel(ABC):
             seed: fixes what random layers draw, in all passes alike; by default drawn from torch's generator.
         """
         seed = int(torch.randint(2**62, ())) if seed is None else seed
-        if self.k == 0:
+        if self.step_count == 0:
             self._begin(inner_batch, outer_batch, seed)
         self.problem.track()
         info = self._step(inner_batch, outer_batch, fresh, seed)
-        self.k += 1
-        looks = self._curvature is not None and self.k % (EVERY if self.k > FIRST else EVERY // 2) == 0
-        if (looks or self.k == 1 or self.k % CHECK_EVERY == 0) and not self._is_well(info):
+        self.step_count += 1
+        looks = (
+            self._curvature is not None and self.step_count % (EVERY if self.step_count > FIRST else EVERY // 2) == 0
+        )
+        if (looks or self.step_count == 1 or self.step_count % CHECK_EVERY == 0) and not self._is_well(info):
             return info
         if self._curvature is not None and looks:
             self._curvature.look(self.problem.inner_at(self.problem.here, inner_batch, seed).hvp)
@@ -148,8 +152,8 @@ class Bilevel(ABC):
         return {
             "format": FORMAT,
             "algorithm": type(self).__name__,
-            "k": self.k,
-            "v": {name: p.detach() for name, p in self.v.items()},
+            "step_count": self.step_count,
+            "adjoint": {name: p.detach() for name, p in self.adjoint.items()},
             "d": self._d,
             "guard": self._guard.state_dict(),
             "damping": self._damping.size,
@@ -163,20 +167,20 @@ class Bilevel(ABC):
         for key, mine in (("format", FORMAT), ("algorithm", type(self).__name__)):
             if state.get(key) != mine:
                 raise ValueError(f"The state must be of the {key} {mine!r}. Got {state.get(key)!r} instead.")
-        shapes = {name: tuple(t.shape) for name, t in state["v"].items()}
-        if shapes != {name: tuple(p.shape) for name, p in self.v.items()}:
+        shapes = {name: tuple(t.shape) for name, t in state["adjoint"].items()}
+        if shapes != {name: tuple(p.shape) for name, p in self.adjoint.items()}:
             raise ValueError("The state must be of a model with the same parameters, and is of another one.")
-        device = next(iter(self.v.values())).device
+        device = next(iter(self.adjoint.values())).device
         state = map_tensors(lambda t: t.detach().to(device, copy=True), dict(state))
         for key, part in (("curvature", self._curvature), ("gate", self._gate)):
             if (state[key] is None) != (part is None):
                 raise ValueError(f"The state must be of a run with the same optimisers given; {key} differs.")
             if part is not None:
                 part.load_state_dict(state[key])
-        self.k = state["k"]
+        self.step_count = state["step_count"]
         with torch.no_grad():
-            for name, p in self.v.items():
-                p.copy_(state["v"][name])
+            for name, p in self.adjoint.items():
+                p.copy_(state["adjoint"][name])
         self._d = state["d"]
         self._guard.load_state_dict(state["guard"])
         self._damping.size = state["damping"]
@@ -186,7 +190,7 @@ class Bilevel(ABC):
     # ---------------------------------------------------------------------------------------------- for the algorithms
 
     @abstractmethod
-    def _step(self, inner_batch: Any, outer_batch: Any, fresh: tuple[Any, Any] | None, seed: int) -> Info:
+    def _step(self, inner_batch: Any, outer_batch: Any, fresh: tuple[Any, Any] | None, seed: int) -> StepInfo:
         """Moves all three variables, and leaves the next d."""
 
     @abstractmethod
@@ -199,13 +203,13 @@ class Bilevel(ABC):
         descend(self.outer_optimizer, self.problem.lam, d)
 
     def _move_omega(self, gradient: Tree) -> None:
-        if self._max_norm is not None:
-            gradient = scale((self._max_norm / norm(gradient).clamp(min=self._max_norm)), gradient)
-        descend(self.optimizer, self.problem.omega, gradient)
+        if self._max_grad_norm is not None:
+            gradient = scale((self._max_grad_norm / norm(gradient).clamp(min=self._max_grad_norm)), gradient)
+        descend(self.inner_optimizer, self.problem.omega, gradient)
 
     def _move_v(self, hv: Tree, b: Tree) -> None:
         v = self._v
-        hv = with_decay(hv, v, self.optimizer, self.problem.omega)
+        hv = with_decay(hv, v, self.inner_optimizer, self.problem.omega)
         if self._own["adjoint_optimizer"]:
             hv = axpy(self._damping.look(v, hv), v, hv)
         residual = sub(hv, b)
@@ -213,23 +217,23 @@ class Bilevel(ABC):
             self._gate.look(scale(-1.0, residual), b)
         if self._own["adjoint_optimizer"] and self._curvature is not None:
             residual = scale(self._curvature.share(v, hv), residual)
-        descend(self.adjoint_optimizer, self.v, residual)
-        if self._radius is not None:
+        descend(self.adjoint_optimizer, self.adjoint, residual)
+        if self._max_adjoint_norm is not None:
             v = self._v
-            shrink = self._radius / norm(v).clamp(min=self._radius)
+            shrink = self._max_adjoint_norm / norm(v).clamp(min=self._max_adjoint_norm)
             with torch.no_grad():
-                for p in self.v.values():
+                for p in self.adjoint.values():
                     p.mul_(shrink)
 
     @property
     def _v(self) -> Tree:
-        return {name: p.detach() for name, p in self.v.items()}
+        return {name: p.detach() for name, p in self.adjoint.items()}
 
-    def _info(self, inner_loss: Tensor, outer_loss: Tensor) -> Info:
+    def _info(self, inner_loss: Tensor, outer_loss: Tensor) -> StepInfo:
         assert self._d is not None
         curvature = None if self._curvature is None else self._curvature.size
         gate = None if self._gate is None else self._gate.size
-        return Info(self.k, inner_loss, outer_loss, norm(self._d), norm(self._v), curvature, gate)
+        return StepInfo(self.step_count, inner_loss, outer_loss, norm(self._d), norm(self._v), curvature, gate)
 
     # ------------------------------------------------------------------------------------------------- start and guard
 
@@ -257,34 +261,34 @@ class Bilevel(ABC):
                 for group in getattr(self, name).param_groups:
                     group["lr"] = self._guard.caution / size
 
-    def _is_well(self, info: Info) -> bool:
+    def _is_well(self, info: StepInfo) -> bool:
         """Goes back where the run diverged; else keeps its state now and then."""
         bad = self.problem.together.ranks.from_first(self._guard.look(info))
         if bad:
-            self._rescue(bad, self._guard.rescues or 0)
-        elif (self.k % KEEP_EVERY == 0 or self.k == CHECK_EVERY) and not self._guard.doubts:
+            self._roll_back(bad, self._guard.max_rollbacks or 0)
+        elif (self.step_count % KEEP_EVERY == 0 or self.step_count == CHECK_EVERY) and not self._guard.doubts:
             self._keep()
         return not bad
 
     def _keep(self) -> None:
-        if self._guard.rescues:
+        if self._guard.max_rollbacks:
             state = {"tensors": self.problem.moving(), "state": self.state_dict()}
             self._good = copied(state, into=self._good)
 
-    def _rescue(self, what: str, left: int) -> None:
-        text = f"The run diverged at step {self.k}: {what} not finite or {GROWTH:g} times as large as before."
+    def _roll_back(self, what: str, left: int) -> None:
+        text = f"The run diverged at step {self.step_count}: {what} not finite or {GROWTH:g} times as large as before."
         caution = self._guard.caution / 2
         if self._good is None or left == 0:
             raise DivergenceError(
                 f"{text} Try a smaller rate where you gave one, a penalty on the parameters in the inner loss (v needs "
-                "curvature), radius=, or products='exact'."
+                "curvature), max_adjoint_norm=, or products='exact'."
             )
         with torch.no_grad():
             for t, kept in zip(self.problem.moving(), self._good["tensors"], strict=True):
                 t.copy_(kept)
         self.load_state_dict(self._good["state"])
         self._guard.caution = caution
-        self._guard.rescues = left - 1
+        self._guard.max_rollbacks = left - 1
         for name in OPTIMIZERS:
             if not self._own[name]:
                 for group in getattr(self, name).param_groups:
@@ -294,7 +298,8 @@ class Bilevel(ABC):
         self._keep()
         if self.problem.together.ranks.is_first:
             warnings.warn(
-                f"{text} It goes on from step {self.k} with steps half as long; {left - 1} such rescues are left.",
-                RescueWarning,
+                f"{text} It goes on from step {self.step_count} with steps half as long; {left - 1} such rollbacks are "
+                "left.",
+                RollbackWarning,
                 stacklevel=4,
             )

@@ -20,9 +20,9 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 from fsla._checks import positive, whole_number
 from fsla._files import check_regular, ensure_folder, remove_orphans
 from fsla._locks import locked
-from fsla.train._bilevel import OPTIMIZERS, Bilevel
+from fsla.train._bilevel import OPTIMIZERS, BilevelOptimizer
 from fsla.train._checkpoint import CheckpointError, in_words
-from fsla.train._guard import Info
+from fsla.train._guard import StepInfo
 from fsla.train._loader_state import Feed, RandomState, begin_together
 from fsla.train._manager import Resume, Saves
 from fsla.train._process import Signals, leave
@@ -71,7 +71,7 @@ class _Watch:
 
 
 def fit(
-    opt: Bilevel,
+    opt: BilevelOptimizer,
     train_loader: Iterable[Any],
     trusted_loader: Iterable[Any] | None = None,
     *,
@@ -198,7 +198,13 @@ class _Run:
     """What a step of the loop works on."""
 
     def __init__(
-        self, opt: Bilevel, feeds: Sequence[Feed], watch: _Watch, journal: Journal, saves: Saves | None, resumed: bool
+        self,
+        opt: BilevelOptimizer,
+        feeds: Sequence[Feed],
+        watch: _Watch,
+        journal: Journal,
+        saves: Saves | None,
+        resumed: bool,
     ) -> None:
         self._opt = opt
         self._feeds = feeds
@@ -212,7 +218,7 @@ class _Run:
         self._saved_step = watch.step
         self.saved_at: Path | None = None
 
-    def step(self) -> Info:
+    def step(self) -> StepInfo:
         opt = self._opt
         batches = self._batches()
         fresh = self._batches() if self._fresh else None
@@ -251,7 +257,7 @@ class _Run:
         return inner, outer
 
 
-def _called(callbacks: Sequence[Callback], opt: Bilevel, record: Record) -> bool:
+def _called(callbacks: Sequence[Callback], opt: BilevelOptimizer, record: Record) -> bool:
     """Whether a callback ends the run. What they draw, perhaps on one rank alone, moves no random state of the run."""
     with RandomState.kept():
         return True in [callback(opt, record) is True for callback in callbacks]
@@ -283,7 +289,7 @@ def _check(
     keep: int,
     resume: Resume,
 ) -> None:
-    if not isinstance(opt, Bilevel):
+    if not isinstance(opt, BilevelOptimizer):
         raise TypeError(f"opt must be a fsla.FSLA, SOBA or MASOBA. Got {type(opt).__name__} instead.")
     whole_number(steps, "steps", "fit")
     whole_number(evaluate_every, "evaluate_every", "fit")

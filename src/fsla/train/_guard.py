@@ -22,7 +22,7 @@ COMPARABLE = 1e-3
 """Share of the larger loss that the smaller one must have at the first look for their scales to be known then."""
 
 
-class Info(NamedTuple):
+class StepInfo(NamedTuple):
     """What a step saw. The numbers are 0-d tensors, so that the host need not wait for the device."""
 
     step: int
@@ -30,9 +30,9 @@ class Info(NamedTuple):
     outer_loss: Tensor
     hypergradient_norm: Tensor
     adjoint_norm: Tensor
-    curvature: float | None
+    hessian_norm: float | None
     """L, where it was measured."""
-    gate: Tensor | float | None
+    outer_step_scale: Tensor | float | None
     """ψ in [0, 1], how far λ was let go; None where its optimiser is the user's."""
 
 
@@ -40,7 +40,7 @@ class DivergenceError(RuntimeError):
     """A run diverged, and going back with shorter steps did not help."""
 
 
-class RescueWarning(UserWarning):
+class RollbackWarning(UserWarning):
     """A run diverged, and goes on from the last good state with shorter steps."""
 
 
@@ -72,16 +72,16 @@ class Scale:
 
 
 class Guard:
-    """Watches the sizes of a run, and counts its rescues.
+    """Watches the sizes of a run, and counts its rollbacks.
 
     Args:
-        rescues: how often the run may still be rescued; None watches nothing.
+        max_rollbacks: how often the run may still be rescued; None watches nothing.
     """
 
-    def __init__(self, rescues: int | None) -> None:
-        self.rescues = rescues
+    def __init__(self, max_rollbacks: int | None) -> None:
+        self.max_rollbacks = max_rollbacks
         self.caution = 1.0
-        """What steps are multiplied by after rescues."""
+        """What steps are multiplied by after rollbacks."""
         self._scales: dict[str, Scale] = {}
 
     @property
@@ -89,9 +89,9 @@ class Guard:
         """Whether a quantity has just grown, so that the state may be none to go back to."""
         return any(scale.growths for scale in self._scales.values())
 
-    def look(self, info: Info) -> str:
+    def look(self, info: StepInfo) -> str:
         """Return what grows if the run diverges, else an empty string. Asks the device, unless it watches nothing."""
-        if self.rescues is None:
+        if self.max_rollbacks is None:
             return ""
         sizes = {"inner loss": abs(float(info.inner_loss)), "outer loss": abs(float(info.outer_loss))}
         if not self._scales:
@@ -107,9 +107,9 @@ class Guard:
 
     def state_dict(self) -> dict[str, Any]:
         scales = {name: asdict(scale) for name, scale in self._scales.items()}
-        return {"rescues": self.rescues, "caution": self.caution, "scales": scales}
+        return {"max_rollbacks": self.max_rollbacks, "caution": self.caution, "scales": scales}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.rescues = state["rescues"]
+        self.max_rollbacks = state["max_rollbacks"]
         self.caution = state["caution"]
         self._scales = {name: Scale(**scale) for name, scale in state["scales"].items()}

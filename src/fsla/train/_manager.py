@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fsla._json_values import Plain, differences, plain
 from fsla._tree import is_sharded
-from fsla.train._bilevel import OPTIMIZERS, Bilevel
+from fsla.train._bilevel import OPTIMIZERS, BilevelOptimizer
 from fsla.train._checkpoint import CheckpointError, load_checkpoint, pack, save_checkpoint, unpack
 from fsla.train._encoding import decode, encode
 from fsla.train._loader_state import Feed, RandomState
@@ -50,7 +50,7 @@ class Saves:
         self,
         folder: Path,
         keep: int,
-        opt: Bilevel,
+        opt: BilevelOptimizer,
         schedulers: Sequence[Any],
         feeds: Sequence[Feed],
         given: Mapping[str, object] | None,
@@ -252,18 +252,21 @@ def _heard(path: Path, told: list[Any]) -> Any:
 
 
 def identity(
-    opt: Bilevel, schedulers: Sequence[Any], feeds: Sequence[Feed], given: Mapping[str, object] | None
+    opt: BilevelOptimizer, schedulers: Sequence[Any], feeds: Sequence[Feed], given: Mapping[str, object] | None
 ) -> Plain:
     """What a checkpoint is of: the form of the variables, the algorithm, its options, and what the user says."""
     optimizers = {name: getattr(opt, name) for name in OPTIMIZERS}
     together = opt.problem.together
-    options = {name: getattr(opt, f"_{name}", None) for name in ("momentum", "eta", "v_at", "max_norm", "radius")}
+    options = {
+        name: getattr(opt, f"_{name}", None)
+        for name in ("momentum", "eta", "v_at", "max_grad_norm", "max_adjoint_norm")
+    }
     return plain(
         {
             "algorithm": type(opt).__name__,
             "omega": {name: _form(p) for name, p in opt.problem.omega.items()},
             "lam": {name: _form(p) for name, p in opt.problem.lam.items()},
-            "options": options | {"products": opt.problem.mode, "autocast": str(opt.problem.autocast)},
+            "options": options | {"products": opt.problem.mode, "autocast": str(opt.problem.autocast_dtype)},
             "optimisers": {
                 name: {"kind": type(optimizer).__name__}
                 | {key: optimizer.defaults[key] for key in _RATES if key in optimizer.defaults}

@@ -55,12 +55,12 @@ class ModelProblem(Problem):
         outer_loss: ModelLoss,
         *,
         mode: Mode = "auto",
-        autocast: torch.dtype | None = None,
+        autocast_dtype: torch.dtype | None = None,
         batches: Batches = "whole",
     ) -> None:
         if not isinstance(model, nn.Module):
             raise TypeError(f"model must be a torch.nn.Module. Got {type(model).__name__} instead.")
-        super().__init__(inner_loss, outer_loss, mode=mode, autocast=autocast)
+        super().__init__(inner_loss, outer_loss, mode=mode, autocast_dtype=autocast_dtype)
         self.model = model
         self.outer = outer
         self.omega = {name: p for name, p in model.named_parameters() if p.requires_grad}

@@ -35,7 +35,7 @@ class Place(Protocol):
     lam: dict[str, nn.Parameter]
     model: Any
     outer: Any
-    autocast: torch.dtype | None
+    autocast_dtype: torch.dtype | None
     together: Together
 
     def standing(self, at: Point) -> AbstractContextManager[None]: ...
@@ -52,7 +52,7 @@ class ModelView:
         self._name = name
         self._at = at
         self._batch = batch
-        self._how = Setting(problem.together.seed(seed), problem.autocast)
+        self._how = Setting(problem.together.seed(seed), problem.autocast_dtype)
         self._value: Tensor | None = None
         self._by_omega: Tree | None = None
         self._by_lam: Tree | None = None
@@ -61,7 +61,7 @@ class ModelView:
 
     @property
     def unit(self) -> float:
-        return passes.rounding_unit(self._at.omega, self._how.autocast)
+        return passes.rounding_unit(self._at.omega, self._how.autocast_dtype)
 
     @property
     def value(self) -> Tensor:

@@ -18,9 +18,9 @@ from torch import nn
 
 from fsla._files import open_regular
 from fsla._json_values import Plain, finite, named, plain
-from fsla.train._bilevel import Bilevel
+from fsla.train._bilevel import BilevelOptimizer
 from fsla.train._checkpoint import CheckpointError, in_words
-from fsla.train._guard import Info
+from fsla.train._guard import StepInfo
 from fsla.train._loader_state import RandomState
 
 Record = dict[str, Any]
@@ -29,7 +29,7 @@ Evaluate = Callable[[Any], Mapping[str, Any] | float]
 NAME = "records.jsonl"
 BOARD = "tensorboard"
 REFRESH_S = 0.25
-_OWN = ("step", "inner_loss", "outer_loss", "hypergradient_norm", "adjoint_norm", "curvature", "gate")
+_OWN = ("step", "inner_loss", "outer_loss", "hypergradient_norm", "adjoint_norm", "hessian_norm", "outer_step_scale")
 _ALONE = "evaluation"
 """What a number is called that `evaluate` returns without a name."""
 
@@ -128,7 +128,9 @@ def summary_writer() -> Any:
     return SummaryWriter
 
 
-def make_record(opt: Bilevel, step: int, info: Info, evaluate: Evaluate | None) -> tuple[Record, float | None]:
+def make_record(
+    opt: BilevelOptimizer, step: int, info: StepInfo, evaluate: Evaluate | None
+) -> tuple[Record, float | None]:
     """A record, and the number that a run is judged by; None where it is not finite."""
     record: dict[str, Plain] = {"step": step}
     for name in _OWN[1:]:
@@ -184,7 +186,7 @@ class Bar:
         self._start = self._last = monotonic()
         self._numbers = ""
 
-    def show(self, step: int, info: Info) -> None:
+    def show(self, step: int, info: StepInfo) -> None:
         """Draw the line anew, unless it was drawn a moment ago."""
         if self._shown and monotonic() - self._last >= REFRESH_S:
             self._last = monotonic()
@@ -205,7 +207,7 @@ class Bar:
         print(f"\r{text:<{width}}", end="", file=sys.stderr, flush=True)
 
 
-def numbers(info: Info) -> str:
+def numbers(info: StepInfo) -> str:
     text = f"inner {float(info.inner_loss):.4g}  outer {float(info.outer_loss):.4g}"
     text += f"  |d| {float(info.hypergradient_norm):.3g}"
-    return text if info.curvature is None else f"{text}  L {info.curvature:.3g}"
+    return text if info.hessian_norm is None else f"{text}  L {info.hessian_norm:.3g}"
