@@ -292,6 +292,11 @@ def test_a_damaged_folder_is_no_checkpoint(undisturbed, folder, tmp_path):
     shutil.copytree(folder / "plain" / f"checkpoint-{STEPS:08}", path)
     assert isinstance(load_folder(path, ranks.ALONE)[0], dict)
     shard = next(iter(sorted(path.glob("shard-*"))))
+    other = shard.with_name("shard-00009-of-another-run.safetensors")
+    shutil.copy(shard, other)
+    with pytest.raises(CheckpointError, match=r"shard-00009-of-another-run\.safetensors is of another checkpoint"):
+        load_folder(path, ranks.ALONE)
+    other.unlink()
     content = bytearray(shard.read_bytes())
     content[-1] ^= 1
     shard.write_bytes(content)
