@@ -19,6 +19,7 @@ from torch import Tensor
 
 from fsla import _container as container
 from fsla._checks import whole_number
+from fsla._json_values import items, number, record, text
 from fsla._tree import Tree
 from fsla.contrib._lazy_rows import LazyRows
 from fsla.problems._shards import Shard
@@ -27,6 +28,7 @@ from fsla.train._checkpoint import CheckpointError, in_words, load_nest, save_ne
 MANIFEST = "manifest.fsla"
 _KIND = "the manifest of a run on several ranks"
 _KIND_OF_RANK = "the rows of a rank"
+_MANIFEST = record(k=number(int, 0), n=number(int, 1), world=number(int, 1), digests=items(text))
 
 
 class _Manifest(NamedTuple):
@@ -169,14 +171,11 @@ def _publish(folder: Path, k: int, shard: Shard) -> None:
 def _manifest(folder: Path) -> _Manifest:
     try:
         found: Any = container.read(folder / MANIFEST, _KIND).json
-        saved = _Manifest(*(found[name] for name in _Manifest._fields))
-        if any(type(number) is not int for number in saved[:3]) or saved.k < 0 or not 1 <= saved.world <= saved.n:
-            raise ValueError("its numbers are malformed")
-        if not isinstance(saved.digests, list) or len(saved.digests) != saved.world:
-            raise ValueError("its digests are malformed")
-    except (ValueError, LookupError, TypeError) as error:
+        if not _MANIFEST(found) or not len(found["digests"]) == found["world"] <= found["n"]:
+            raise container.unreadable(folder / MANIFEST, "it is malformed")
+    except ValueError as error:
         raise CheckpointError(f"{folder} must hold a run that fsla.contrib.save_shards wrote. {error}") from None
-    return saved
+    return _Manifest(*(found[name] for name in _Manifest._fields))
 
 
 def _load(folder: Path, saved: _Manifest, shard: Shard, device: torch.device | str) -> Saved:

@@ -7,7 +7,8 @@ the JSON is all else.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+import sys
+from collections.abc import Mapping
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,6 +19,7 @@ from torch import Tensor, nn
 
 from fsla import _container as container
 from fsla._files import FileError
+from fsla._json_values import among, either, items, number, record, row, text
 from fsla.data._decisions import DECISIONS
 from fsla.data._inputs import Array, Scaling
 from fsla.data._mixture import Member, Mixture
@@ -51,24 +53,38 @@ _NAMES: dict[str, type] = {
     **{f"float{bits}": float for bits in (16, 32, 64)},
 }
 """The dtypes of classes and groups, and what JSON has of them."""
-_COLUMNS: Mapping[str, Mapping[str, Callable[[Any], bool]]] = {
-    "candidates_": {
-        "way": lambda x: isinstance(x, str),
-        "log_likelihood": lambda x: type(x) is float,
-        "error": lambda x: type(x) is float and x >= 0,
-        "share": lambda x: type(x) is float and 0 <= x <= 1 + _ROUNDING,
-        "folds": lambda x: type(x) is int and x >= 0,
-    },
-    "weights_": {
-        "samples": lambda x: type(x) is int and x >= 0,
-        "wrong_labels": lambda x: type(x) is float and 0 <= x <= 1,
-        "weight": lambda x: type(x) is float and x >= 0,
-        "low": lambda x: type(x) is float and x >= 0,
-        "high": lambda x: type(x) is float and x >= 0,
-        "decision": lambda x: x in DECISIONS,
-    },
+_NONE = among(None)
+_SHARE = number(float, 0.0, 1.0 + _ROUNDING)
+_COUNT = number(int, 0)
+_POSITIVE = number(float, sys.float_info.min)
+_NAMED = record(dtype=among(*_NAMES), names=items(lambda name: True))
+_CANDIDATES = record(
+    way=items(text),
+    log_likelihood=items(number(float)),
+    error=items(number(float, 0.0)),
+    share=items(_SHARE),
+    folds=items(_COUNT),
+)
+_GROUPS = {
+    "samples": items(_COUNT),
+    "weight": items(number(float, 0.0)),
+    "low": items(number(float, 0.0)),
+    "high": items(number(float, 0.0)),
+    "decision": items(among(*DECISIONS)),
 }
-"""The columns of the tables, beside `group`, and what is in them."""
+_SCHEMA = record(
+    model=among(None, *KINDS),
+    members=items(row(_SHARE, _POSITIVE, number(int, 1))),
+    shape=either(row(number(int, 1)), row(*[number(int, 1)] * 3)),
+    features=either(_NONE, items(text)),
+    classes=either(_NONE, _NAMED),
+    scale=either(_NONE, row(number(float), _POSITIVE)),
+    noise=either(_NONE, row(_SHARE, _SHARE, _SHARE)),
+    groups=either(_NONE, _NAMED),
+    weights_=either(_NONE, record(**_GROUPS), record(**_GROUPS, wrong_labels=items(_SHARE))),
+    candidates_=_CANDIDATES,
+)
+"""What the JSON of a file must be, part by part. `_checked` holds the parts to each other."""
 
 
 class _SchemaError(ValueError):
@@ -83,8 +99,8 @@ def save(estimator: Any, path: Path) -> None:
     """Write a fitted estimator to a file."""
     tensors = {"mean": estimator._scaling.mean, "spread": estimator._scaling.spread}
     members = estimator._model.members
-    for number, network in enumerate(network for member in members for network in member.networks):
-        tensors |= {f"{number}.{name}": t for name, t in network.state_dict().items()}
+    for place, network in enumerate(network for member in members for network in member.networks):
+        tensors |= {f"{place}.{name}": t for name, t in network.state_dict().items()}
     rules = _SHARED if _is_weigher(estimator) else _CLEANER
     tensors |= {name: torch.as_tensor(getattr(estimator, name)) for name in rules}
     kind = named(estimator.model, estimator._shape)
@@ -116,14 +132,14 @@ def load(estimator: Any, path: Path, model: Any) -> None:
     kind = type(estimator).__name__
     found = container.read(path, kind)
     try:
-        if not isinstance(found.json, dict):
-            raise _SchemaError("its JSON is no object")
-        learnt = _checked(found.json, found.tensors, cleaner=not _is_weigher(estimator))
-        own = found.json["model"]
+        content: Any = found.json
+        _require(_SCHEMA(content), "a part of its JSON is malformed")
+        learnt = _checked(content, found.tensors, cleaner=not _is_weigher(estimator))
+        own = content["model"]
         if own is None and model is None:
             raise FileError(f"The model in {path} was the user's own. Give it again: {kind}.load(path, model=...).")
         learnt["model"] = own if model is None else model
-        learnt["_model"] = _mixture(found.json, found.tensors, learnt["model"], len(learnt.get("classes_", ())))
+        learnt["_model"] = _mixture(content, found.tensors, learnt["model"], len(learnt.get("classes_", ())))
     except FileError:
         raise
     except (LookupError, TypeError, ValueError, OverflowError) as error:
@@ -138,55 +154,44 @@ def _is_weigher(estimator: Any) -> bool:
 
 
 def _checked(content: Mapping[str, Any], tensors: Mapping[str, Tensor], *, cleaner: bool) -> dict[str, Any]:
-    """Return the attributes that a file sets, all but the model. Raise unless it fits the schema."""
-    _require(
-        content.keys()
-        == {"model", "members", "shape", "features", "classes", "scale", "noise", "groups", "weights_", "candidates_"},
-        "other parts are in it",
-    )
+    """Return the attributes that a file sets, all but the model. Raise unless its parts fit each other."""
     _require(all(t.isfinite().all() for t in tensors.values()), "a number is not finite")
-    shape = content["shape"]
-    _require(isinstance(shape, list) and len(shape) in (1, 3), "'shape' is none")
-    _require(all(type(size) is int and size > 0 for size in shape), "'shape' is none")
-    mean, spread = tensors["mean"], tensors["spread"]
+    shape, mean, spread = content["shape"], tensors["mean"], tensors["spread"]
+    wanted = shape if len(shape) == 1 else []
     _require(mean.dtype is spread.dtype is torch.float32, "its scaling has another dtype")
-    _require(
-        list(mean.shape) == list(spread.shape) == (shape if len(shape) == 1 else []), "its scaling has another shape"
-    )
+    _require(list(mean.shape) == list(spread.shape) == wanted, "its scaling has another shape")
     _require(bool((spread > 0).all()), "a spread is not positive")
     learnt: dict[str, Any] = {
         "_shape": tuple(shape),
         "_scaling": Scaling(mean, spread),
         "n_features_in_": math.prod(shape),
-        "candidates_": _table(content, "candidates_", {}),
+        "candidates_": _table(content["candidates_"]),
     }
     if content["features"] is not None:
-        features = _texts(content["features"], "features")
-        _require([len(features)] == shape, "'features' has another length")
-        learnt["feature_names_in_"] = np.asarray(features, dtype=object)
+        _require([len(content["features"])] == shape, "'features' has another length")
+        learnt["feature_names_in_"] = np.asarray(content["features"], dtype=object)
     regression = content["classes"] is None
+    _require(regression != (content["scale"] is None), "it has classes and a scale, or neither")
+    _require(cleaner == (content["noise"] is not None) and not (cleaner and regression), "it is of another estimator")
     if regression:
-        offset, unit = _numbers(content["scale"], "scale", 2)
-        _require(not cleaner and unit > 0, "'scale' is none")
-        learnt |= {"_offset": offset, "_unit": unit}
+        learnt["_offset"], learnt["_unit"] = content["scale"]
     else:
-        learnt["classes_"] = _names(content["classes"], "classes")
-        _require(content["scale"] is None and len(learnt["classes_"]) >= 2, "'classes' are none")
-    if cleaner:
-        rate, low, high = _numbers(content["noise"], "noise", 3)
-        _require(0 <= rate <= 1 and 0 <= low <= high <= 1, "'noise' is none")
-        learnt |= {"noise_rate_": rate, "noise_rate_interval_": (low, high)}
-    else:
-        _require(content["noise"] is None, "'noise' is not of a weigher")
+        learnt["classes_"] = _names(content["classes"])
+        _require(len(learnt["classes_"]) >= 2, "it has fewer than two classes")
+    if not cleaner:
         learnt["task_"] = "regression" if regression else "classification"
     sizes = {"n": len(tensors["sample_weight_"]), "c": len(learnt.get("classes_", ()))}
     for name, rule in (_CLEANER if cleaner else _SHARED).items():
         learnt[name] = _array(tensors[name], name, rule, sizes)
     if cleaner:
+        rate, low, high = content["noise"]
+        _require(low <= high, "its noise has no interval")
+        learnt |= {"noise_rate_": rate, "noise_rate_interval_": (low, high)}
         learnt["suggested_"] = learnt["classes_"][learnt["_suggested"]]
-    if content["groups"] is not None:
-        learnt["weights_"] = _table(content, "weights_", {"group": _names(content["groups"], "groups")})
     _require((content["groups"] is None) == (content["weights_"] is None), "'groups' and 'weights_' differ")
+    if content["groups"] is not None:
+        _require(regression != ("wrong_labels" in content["weights_"]), "'weights_' has other columns")
+        learnt["weights_"] = _table({"group": _names(content["groups"]), **content["weights_"]})
     return learnt
 
 
@@ -200,18 +205,11 @@ def _array(t: Tensor, name: str, rule: _Rule, sizes: Mapping[str, int]) -> Array
     return array
 
 
-def _table(content: Mapping[str, Any], name: str, first: dict[str, Array]) -> Any:
-    """Return a table of declared columns."""
+def _table(columns: Mapping[str, Any]) -> Any:
     import pandas as pd
 
-    table, rules = content[name], _COLUMNS[name]
-    names = [column for column in rules if column != "wrong_labels" or column in table]
-    _require(isinstance(table, dict) and list(table) == names, f"{name!r} has other columns")
-    length = {len(column) for column in [*table.values(), *first.values()]}
-    _require(len(length) == 1 and all(isinstance(column, list) for column in table.values()), f"{name!r} is ragged")
-    for column in names:
-        _require(all(map(rules[column], table[column])), f"a cell of {column!r} in {name!r} is malformed")
-    return pd.DataFrame(first | {column: table[column] for column in names})
+    _require(len({len(column) for column in columns.values()}) == 1, "a table has columns of different lengths")
+    return pd.DataFrame(columns)
 
 
 def _listed(names: Array) -> dict[str, Any]:
@@ -223,37 +221,17 @@ def _listed(names: Array) -> dict[str, Any]:
     }
 
 
-def _names(found: Any, name: str) -> Array:
+def _names(found: Mapping[str, Any]) -> Array:
     """Return what `_listed` made JSON of."""
-    _require(isinstance(found, dict) and found.keys() == {"dtype", "names"}, f"{name!r} are none")
-    kind, values = _NAMES[found["dtype"]], found["names"]
-    _require(isinstance(values, list) and all(type(value) is kind for value in values), f"{name!r} have another dtype")
+    values = found["names"]
+    _require(all(type(value) is _NAMES[found["dtype"]] for value in values), "classes or groups have another dtype")
     made = np.array(values, dtype=found["dtype"])
-    _require(made.tolist() == values and len(set(values)) == len(values), f"{name!r} are not distinct")
+    _require(made.tolist() == values and len(set(values)) == len(values), "classes or groups are not distinct")
     return made
 
 
-def _numbers(found: Any, name: str, count: int) -> list[float]:
-    numbers = isinstance(found, list) and len(found) == count and all(type(x) in (int, float) for x in found)
-    _require(numbers, f"{name!r} is not {count} numbers")
-    return [float(x) for x in found]
-
-
-def _texts(found: Any, name: str) -> list[str]:
-    _require(isinstance(found, list) and all(isinstance(x, str) for x in found), f"{name!r} are no texts")
-    texts: list[str] = found
-    return texts
-
-
 def _mixture(content: Mapping[str, Any], tensors: dict[str, Tensor], model: Any, classes: int) -> Mixture:
-    own = content["model"]
-    _require(own is None or own in KINDS, "'model' is none")
-    shape = tuple(content["shape"])
-    members = [(*_numbers(member[:2], "members", 2), *member[2:]) for member in content["members"]]
-    _require(
-        all(len(m) == 3 and m[0] >= 0 and m[1] > 0 and type(m[2]) is int and m[2] > 0 for m in members),
-        "'members' are malformed",
-    )
+    shape, members = tuple(content["shape"]), content["members"]
     _require(abs(sum(member[0] for member in members) - 1) < _ROUNDING, "the members' shares have another sum than 1")
     states: dict[int, dict[str, Tensor]] = {}
     for name in tensors.keys() - {"mean", "spread", *(_SHARED if content["noise"] is None else _CLEANER)}:

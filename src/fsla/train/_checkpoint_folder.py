@@ -32,7 +32,7 @@ from torch.distributed.tensor import Placement, Replicate, Shard, zeros
 
 from fsla import _container as container
 from fsla._files import FileError, open_regular
-from fsla._json_values import Plain
+from fsla._json_values import Plain, among, either, items, mapping, number, record
 from fsla._tree import is_sharded
 from fsla.distributed import Ranks
 from fsla.train._checkpoint import CheckpointError, in_words, pack, unpack, unreadable
@@ -44,6 +44,13 @@ _KIND = "the manifest of a checkpoint folder"
 _KIND_OF_RANK = "the digests of a rank's files"
 _SHARD = re.compile(r"shard-[0-9]{5}-[\w-]{1,80}\.safetensors")
 _WHOLE = "whole"
+_SIZE = number(int, 0)
+_FORM = record(
+    dtype=lambda name: isinstance(getattr(torch, str(name), None), torch.dtype),
+    shape=items(_SIZE),
+    spread=either(among(None), items(either(among(_WHOLE), _SIZE))),
+)
+_HEADER = record(nest=lambda value: True, tensors=mapping, files=mapping)
 
 
 @dataclass
@@ -171,14 +178,9 @@ def load_folder(path: Path, ranks: Ranks, mesh: DeviceMesh | None = None) -> tup
 def _header(path: Path) -> dict[str, Any]:
     with in_words():
         content = container.read(path / MANIFEST, _KIND)
-    header = content.json
-    if (
-        not isinstance(header, dict)
-        or header.keys() != {"nest", "tensors", "files"}
-        or not isinstance(header["files"], dict)
-        or not all(_SHARD.fullmatch(name) for name in header["files"])
-        or not isinstance(header["tensors"], dict)
-        or not all(map(_is_form, header["tensors"].values()))
+    header: Any = content.json
+    if not (
+        _HEADER(header) and all(map(_SHARD.fullmatch, header["files"])) and all(map(_FORM, header["tensors"].values()))
     ):
         raise unreadable(path, f"its {MANIFEST} is malformed")
     return {**header, "run_id": content.run_id}
@@ -219,20 +221,6 @@ def _form(t: Tensor) -> Plain:
         "shape": list(t.shape),
         "spread": [_spread_name(p) for p in t.placements] if is_sharded(t) else None,
     }
-
-
-def _is_form(form: Plain) -> bool:
-    """Whether a manifest describes a tensor."""
-    if not isinstance(form, dict) or form.keys() != {"dtype", "shape", "spread"}:
-        return False
-    shape, spread = form["shape"], [] if form["spread"] is None else form["spread"]
-    return (
-        isinstance(getattr(torch, str(form["dtype"]), None), torch.dtype)
-        and isinstance(shape, list)
-        and isinstance(spread, list)
-        and all(type(size) is int and size >= 0 for size in shape)
-        and all(part == _WHOLE or (type(part) is int and 0 <= part < len(shape)) for part in spread)
-    )
 
 
 def _spread_name(placement: Placement) -> int | str:

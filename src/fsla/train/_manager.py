@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from fsla import _container as container
-from fsla._json_values import Plain, differences, plain
+from fsla._json_values import Plain, among, differences, either, number, plain, record, text
 from fsla._tree import is_sharded
 from fsla.train._bilevel import OPTIMIZERS, Bilevel
 from fsla.train._checkpoint import CheckpointError, in_words, load_nest, pack, save_nest, unpack, unreadable
@@ -28,9 +28,15 @@ _NAME = re.compile(r"checkpoint-([0-9]{8,18})(\.safetensors)?")
 """Of a file where one process wrote it, of a folder where several did."""
 _KIND = "a checkpoint of fit"
 _KIND_OF_RANK = "the loaders and random states of a rank"
-_PROGRESS = {"step": int, "records": int, "digest": str, "best": float, "best_step": int, "since": int}
-_ABSENT = ("best", "best_step")
-"""The parts of the progress that are None without an evaluation."""
+_COUNT = number(int, 0)
+_PROGRESS = record(
+    step=_COUNT,
+    records=_COUNT,
+    digest=text,
+    best=either(among(None), number(float)),
+    best_step=either(among(None), _COUNT),
+    since=_COUNT,
+)
 _ASIDE = ".aside"
 _BY_RANK = "drawn by each rank"
 _RATES = ("lr", "betas", "momentum", "weight_decay")
@@ -209,7 +215,7 @@ class Saves:
         return progress
 
     def _filled(self, path: Path, saved: object, steps: int) -> dict[str, Any]:
-        if not isinstance(saved, dict) or "identity" not in saved or not _is_progress(saved.get("progress")):
+        if not isinstance(saved, dict) or "identity" not in saved or not _PROGRESS(saved.get("progress")):
             raise unreadable(path, "it is malformed")
         differ = differences(saved["identity"], self._identity)
         if differ:
@@ -246,18 +252,6 @@ class Saves:
                 "folder, or remove it to begin anew."
             ) from error
         return progress
-
-
-def _is_progress(found: object) -> bool:
-    """Whether this says how far a run of `fit` is."""
-    return (
-        isinstance(found, dict)
-        and found.keys() == _PROGRESS.keys()
-        and all(
-            type(found[name]) is kind or (found[name] is None and name in _ABSENT) for name, kind in _PROGRESS.items()
-        )
-        and min(found["step"], found["records"], found["since"]) >= 0
-    )
 
 
 def _told(value: object) -> str:
