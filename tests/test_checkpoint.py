@@ -10,12 +10,12 @@ from collections import namedtuple
 from pathlib import Path
 
 import pytest
-import safetensors.torch
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import fsla
+from fsla import _container as container
 from fsla import _files as files
 from fsla.algorithms import State
 from fsla.train import CheckpointError, load_checkpoint, save_checkpoint
@@ -56,22 +56,20 @@ def test_every_kind_of_value_comes_back(tmp_path, kind):
     assert [f.name for f in tmp_path.iterdir()] == ["x"]
 
 
-def test_a_damaged_file_is_refused_or_loads_the_same_values(tmp_path):
+def test_load_checkpoint_refuses_a_flipped_bit_in_any_byte(tmp_path):
     """One bit flipped, each bit of a byte in turn over the bytes of the file."""
     save_checkpoint(tmp_path / "x", VALUE)
     whole = (tmp_path / "x").read_bytes()
-    expected = said(VALUE)
     refused = []
     for i in range(len(whole)):
         damaged = bytearray(whole)
         damaged[i] ^= 1 << i % 8
         (tmp_path / "y").write_bytes(damaged)
-        try:
-            assert said(load_checkpoint(tmp_path / "y")) == expected, i
-        except CheckpointError as error:
-            refused.append(str(error))
+        with pytest.raises(CheckpointError) as caught:
+            load_checkpoint(tmp_path / "y")
+        refused.append(str(caught.value))
     assert all(str(tmp_path / "y") in message for message in refused)
-    assert len(refused) > 0.95 * len(whole)  # the header is padded with a few spaces
+    assert len(refused) == len(whole)
 
 
 def test_a_file_that_is_cut_off_or_too_long_is_refused(tmp_path):
@@ -84,11 +82,9 @@ def test_a_file_that_is_cut_off_or_too_long_is_refused(tmp_path):
 
 
 def crafted(path: Path, nest: object, **tensors: torch.Tensor) -> Path:
-    """A checkpoint whose digest is right, around any nest."""
+    """A checkpoint with a fitting digest around any JSON, as text or bytes."""
     text = nest if isinstance(nest, bytes) else json.dumps(nest).encode()
-    held = {**tensors, "nest": torch.tensor(list(text), dtype=torch.uint8)}
-    metadata = {"format": checkpoint._FORMAT, "digest": checkpoint._digest(held)}
-    path.write_bytes(safetensors.torch.save(held, metadata))
+    path.write_bytes(container._sealed({"fsla": "0", "kind": checkpoint.KIND}, tensors, text))
     return path
 
 
@@ -109,7 +105,7 @@ DEEPER = b'{"tuple": [' * 50_000 + b"1" + b"]}" * 50_000
 )  # fmt: skip
 def test_a_malformed_nest_is_refused(tmp_path, nest):
     path = crafted(tmp_path / "x", nest, **{"0": torch.ones(1)})
-    with pytest.raises(CheckpointError, match=rf"{re.escape(str(path))} must be .* cannot be read .* Remove it"):
+    with pytest.raises(CheckpointError, match=rf"Cannot read {re.escape(str(path))}: .* Remove it"):
         load_checkpoint(path)
 
 
@@ -141,30 +137,6 @@ def test_any_nest_is_loaded_or_refused(folder, nest):
         return
     save_checkpoint(folder / "y", value)
     assert said(load_checkpoint(folder / "y")) == said(value)
-
-
-def test_files_without_a_nest_or_of_another_format_are_refused(tmp_path):
-    def write(metadata, **tensors):
-        (tmp_path / "x").write_bytes(safetensors.torch.save(tensors, metadata))
-
-    for metadata, why in (
-        (None, "is no checkpoint"),
-        ({}, "is no checkpoint"),
-        ({"format": "fsla-checkpoint-1", "nest": "1"}, "has the format fsla-checkpoint-1"),
-    ):
-        write(metadata, a=torch.ones(1))
-        with pytest.raises(CheckpointError, match=rf"of the format fsla-checkpoint-2\. It {why}\. Remove it"):
-            load_checkpoint(tmp_path / "x")
-    write({"format": "fsla-checkpoint-2"}, a=torch.ones(1))
-    with pytest.raises(CheckpointError, match="not what was written"):
-        load_checkpoint(tmp_path / "x")
-    for tensors in ({"a": torch.ones(1)}, {"nest": torch.ones(1, dtype=torch.bfloat16)}, {}):
-        write({"format": "fsla-checkpoint-2", "digest": checkpoint._digest(tensors)}, **tensors)
-        with pytest.raises(CheckpointError, match="no nest"):
-            load_checkpoint(tmp_path / "x")
-    for path in (tmp_path, tmp_path / "absent", tmp_path / "absent" / "x"):
-        with pytest.raises(CheckpointError, match="cannot be read"):
-            load_checkpoint(path)
 
 
 def nested(levels: int) -> object:

@@ -445,12 +445,12 @@ def test_what_was_learnt_is_saved_without_pickle(cleaner, tmp_path):
     assert loaded.find_label_issues().equals(cleaner.find_label_issues())
     assert loaded.weights_["group"].tolist() == cleaner.weights_["group"].tolist()
     assert loaded.noise_rate_interval_ == cleaner.noise_rate_interval_
-    with pytest.raises(ValueError, match=r"must be written by DataWeigher\.save\. It holds HyperCleaner"):
+    with pytest.raises(ValueError, match=r"it holds HyperCleaner, not DataWeigher"):
         fsla.DataWeigher.load(path)
     with pytest.raises(ValueError, match="must be the one whose weights"):
         fsla.HyperCleaner.load(path, model="linear")
     path.write_bytes(path.read_bytes()[:100])
-    with pytest.raises(ValueError, match="cannot be read"):
+    with pytest.raises(ValueError, match="Cannot read"):
         fsla.HyperCleaner.load(path)
 
 

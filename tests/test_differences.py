@@ -80,7 +80,7 @@ def test_under_autocast_the_step_is_larger_and_everything_stays_float32():
     moved = tree.sub(b.at.omega, at.omega)
     assert gap(tree.sub(a.at.omega, at.omega), moved) < 0.05  # bfloat16 has three digits
     assert gap(a.memory, b.memory) < 0.1
-    with pytest.raises(ValueError, match=r"autocast must be torch.bfloat16 or None.*gradient scaler"):
+    with pytest.raises(ValueError, match=r"autocast_dtype must be torch.bfloat16 or None.*gradient scaler"):
         Problem(problem.inner_loss, problem.outer_loss, autocast_dtype=torch.float16)
 
 

@@ -403,7 +403,7 @@ def test_a_run_is_resharded_to_one_rank_and_back(ran):
         load_shards(place, alone)
     saved = [load_shards(place, shard) for shard in Shard(SAMPLES, 0, world).all()]
     reshard(place, 1)
-    assert files(place) == ["latest.json", "rank-0-of-1/step-200.safetensors"]
+    assert files(place) == ["manifest.fsla", "rank-0-of-1/step-200.safetensors"]
     one = load_shards(place, alone)
     assert one.also is None
     run = LazyRows.restored(algorithm, problem, one.run)
@@ -436,10 +436,10 @@ def test_what_is_no_saved_run_gets_one_message(tmp_path):
     with pytest.raises(ValueError, match=r"at most as many ranks. Got 102"):
         reshard(tmp_path, 102)
     save_checkpoint(tmp_path / "rank-0-of-1" / "step-0.safetensors", {"another": 1})
-    with pytest.raises(CheckpointError, match="must hold rank 0 of 1 rank"):
+    with pytest.raises(CheckpointError, match="it holds a checkpoint, not the rows of a rank"):
         load_shards(tmp_path, run.shard)
-    (tmp_path / "latest.json").write_text('{"format": "other"}')
-    with pytest.raises(CheckpointError, match="cannot be read"):
+    (tmp_path / "manifest.fsla").write_text('{"format": "other"}')
+    with pytest.raises(CheckpointError, match=r"Cannot read .*manifest\.fsla: it is no file of fsla"):
         load_shards(tmp_path, run.shard)
 
 
@@ -471,7 +471,7 @@ def test_a_run_that_is_saved_again_replaces_the_first(tmp_path):
     for xi in drawn:
         save_shards(tmp_path, run)
         run.step(xi)
-    assert files(tmp_path) == ["latest.json", "rank-0-of-1/step-2.safetensors"]
+    assert files(tmp_path) == ["manifest.fsla", "rank-0-of-1/step-2.safetensors"]
 
 
 def test_one_sample_serves_a_step_of_full_batches():

@@ -290,16 +290,21 @@ def test_a_missing_rendezvous_is_said(environment, match, monkeypatch):
 def test_a_damaged_folder_is_no_checkpoint(undisturbed, folder, tmp_path):
     path = tmp_path / "copy"
     shutil.copytree(folder / "plain" / f"checkpoint-{STEPS:08}", path)
-    assert isinstance(load_folder(path, ranks.ALONE), dict)
+    assert isinstance(load_folder(path, ranks.ALONE)[0], dict)
     shard = next(iter(sorted(path.glob("shard-*"))))
+    other = shard.with_name("shard-00009-of-another-run.safetensors")
+    shutil.copy(shard, other)
+    with pytest.raises(CheckpointError, match=r"shard-00009-of-another-run\.safetensors is of another checkpoint"):
+        load_folder(path, ranks.ALONE)
+    other.unlink()
     content = bytearray(shard.read_bytes())
     content[-1] ^= 1
     shard.write_bytes(content)
-    with pytest.raises(CheckpointError, match="is not what was written"):
+    with pytest.raises(CheckpointError, match="is damaged, or of another checkpoint"):
         load_folder(path, ranks.ALONE)
-    (path / "nest.json").write_text("{}")
-    with pytest.raises(CheckpointError, match="must be a checkpoint of the format"):
+    (path / "manifest.fsla").write_text("{}")
+    with pytest.raises(CheckpointError, match=r"manifest\.fsla: it is no file of fsla"):
         load_folder(path, ranks.ALONE)
-    (path / "nest.json").unlink()
-    with pytest.raises(CheckpointError, match="its nest cannot be read"):
+    (path / "manifest.fsla").unlink()
+    with pytest.raises(CheckpointError, match=r"manifest\.fsla: No such file"):
         load_folder(path, ranks.ALONE)

@@ -43,7 +43,7 @@ def test_the_start_page(capsys):
     weights = [float(w) for w in re.search(r"step 399.*\[(.*)\]", said)[1].split(",")]
     assert weights[2] > 2 * weights[1] > 10 * weights[0]  # the rarer, the heavier
     assert names["accuracy"] > 0.8  # 0.65 with equal weights
-    assert names["opt"].k == 150
+    assert names["opt"].step_count == 150
 
 
 def test_the_guide_to_the_core(capsys):

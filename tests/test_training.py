@@ -47,15 +47,15 @@ def test_a_state_comes_back_bit_for_bit(tmp_path, name):
 def test_damaged_checkpoints_are_named(tmp_path):
     save_checkpoint(tmp_path / "x", ({"a": torch.ones(3)},))
     (tmp_path / "y").write_bytes((tmp_path / "x").read_bytes()[:-5])
-    with pytest.raises(CheckpointError, match=r"cannot be read.*Remove it"):
+    with pytest.raises(CheckpointError, match=r"Cannot read .* damaged.*Remove it"):
         load_checkpoint(tmp_path / "y")
     (tmp_path / "z").write_bytes(b"junk")
-    with pytest.raises(CheckpointError, match="cannot be read"):
+    with pytest.raises(CheckpointError, match="Cannot read"):
         load_checkpoint(tmp_path / "z")
     from safetensors.torch import save_file
 
     save_file({"a": torch.ones(1)}, tmp_path / "other")
-    with pytest.raises(CheckpointError, match="of the format"):
+    with pytest.raises(CheckpointError, match="no file of fsla"):
         load_checkpoint(tmp_path / "other")
     with pytest.raises(TypeError, match="Got object instead"):
         save_checkpoint(tmp_path / "w", object())

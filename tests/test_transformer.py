@@ -185,7 +185,7 @@ def test_a_step_without_filters_makes_no_zeros_of_the_size_of_the_network(monkey
     def refuse(tree):
         raise AssertionError("a tree of zeros was made")
 
-    monkeypatch.setattr("fsla.algorithms.zeros_like", refuse)
+    monkeypatch.setattr("fsla.algorithms._simultaneous.zeros_like", refuse)
     assert solver.step(problem, state, xi).is_finite()
 
 

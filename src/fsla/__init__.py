@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from fsla import algorithms, contrib, distributed, hypergradients, problems, steps, train
 from fsla._extras import install_hint
+from fsla._version import __version__ as __version__
 from fsla.algorithms import Solver, State
 from fsla.contrib import LazyRows
 from fsla.hypergradients import DivergenceWarning, Hypergradient, check_hypergradient, hypergradient
@@ -56,7 +57,6 @@ if TYPE_CHECKING:
     from fsla import data
     from fsla.data import DataWeigher, HyperCleaner
 
-__version__ = "0.1.0"
 
 __all__ = [
     "FSLA",

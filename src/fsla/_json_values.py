@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy
@@ -11,6 +11,54 @@ from torch import Tensor
 
 Plain = None | bool | int | float | str | list["Plain"] | dict[str, "Plain"]
 """What JSON holds."""
+
+
+Rule = Callable[[Any], bool]
+"""What JSON from a file must be. Rules are declared once, and checked before the JSON is used."""
+
+
+def text(value: Any) -> bool:
+    """Return whether a value is a string."""
+    return isinstance(value, str)
+
+
+def mapping(value: Any) -> bool:
+    """Return whether a value is an object."""
+    return isinstance(value, dict)
+
+
+def number(kind: type[int] | type[float], low: float = -math.inf, high: float = math.inf) -> Rule:
+    """Return the rule of numbers of one kind in a closed range."""
+    return lambda value: type(value) is kind and low <= value <= high
+
+
+def among(*values: object) -> Rule:
+    """Return the rule of values that are one of these."""
+    return lambda value: value in values
+
+
+def either(*rules: Rule) -> Rule:
+    """Return the rule of values that fit one of these rules."""
+    return lambda value: any(rule(value) for rule in rules)
+
+
+def items(rule: Rule) -> Rule:
+    """Return the rule of lists of any length."""
+    return lambda value: isinstance(value, list) and all(map(rule, value))
+
+
+def row(*rules: Rule) -> Rule:
+    """Return the rule of lists with a rule for each place."""
+    return lambda value: (
+        isinstance(value, list) and len(value) == len(rules) and all(r(x) for r, x in zip(rules, value, strict=True))
+    )
+
+
+def record(**rules: Rule) -> Rule:
+    """Return the rule of objects with exactly these names."""
+    return lambda value: (
+        isinstance(value, dict) and value.keys() == rules.keys() and all(rules[name](value[name]) for name in rules)
+    )
 
 
 def plain(value: object, where: str) -> Plain:

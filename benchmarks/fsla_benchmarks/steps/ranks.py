@@ -230,8 +230,8 @@ def memory(here: Ranks, steps: int = 2) -> dict[str, float]:
     state = opt.state_dict()
     parts: Mapping[str, object] = {
         "ω": opt.problem.omega,
-        "v": state["v"],
-        "states of AdamW": state["optimizer"],
+        "v": state["adjoint"],
+        "states of AdamW": state["inner_optimizer"],
         "curvature": state["curvature"],
         "gate": state["gate"],
         "λ, d and λ's states": [opt.problem.lam, state["d"], state["outer_optimizer"]],

@@ -1,33 +1,44 @@
-"""A run whose rows live on several ranks, in a folder: a file for each rank, and `latest.json`, which names them.
+"""A run whose rows live on several ranks, in a folder: a file for each rank, and a manifest with their digests.
 
-    latest.json     rank-0-of-2/step-400.safetensors     rank-1-of-2/step-400.safetensors
+    manifest.fsla     rank-0-of-2/step-400.safetensors     rank-1-of-2/step-400.safetensors
 
-A rank's file has a name of its own for every step and number of ranks; `latest.json` is written last, by rank 0, when
-all files are there, and files that it no longer names are then removed. So a process that is killed at any moment
-leaves the run that was saved before, whole. The ranks may be on several machines with a common folder: each writes to
-a folder of its own. Nothing is pickled.
+A rank's file has a name of its own for every step and number of ranks. Rank 0 writes the manifest last, when all files
+are there, and then removes files that the manifest does not name. A process that is killed at any moment leaves the run
+that was saved before, whole. The ranks may be on several machines with a common folder: each writes to a folder of its
+own. `fsla._container` is the format of all files.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from fsla import _container as container
 from fsla._checks import whole_number
-from fsla._files import publish_file
+from fsla._json_values import items, number, record, text
 from fsla._tree import Tree
 from fsla.contrib._lazy_rows import LazyRows
 from fsla.problems._shards import Shard
-from fsla.train._checkpoint import CheckpointError, load_checkpoint, save_checkpoint
+from fsla.train._checkpoint import CheckpointError, in_words, load_nest, save_nest
 
-_LATEST = "latest.json"
-_FORMAT = "fsla-shards-1"
+MANIFEST = "manifest.fsla"
+_KIND = "the manifest of a run on several ranks"
+_KIND_OF_RANK = "the rows of a rank"
+_MANIFEST = record(k=number(int, 0), n=number(int, 1), world=number(int, 1), digests=items(text))
+
+
+class _Manifest(NamedTuple):
+    """The run that is saved in a folder."""
+
+    k: int
+    n: int
+    world: int
+    digests: list[str]
+    """Of the ranks' files."""
 
 
 class Saved(NamedTuple):
@@ -62,7 +73,8 @@ def save_shards(
 def load_shards(folder: str | Path, shard: Shard, device: torch.device | str = "cpu") -> Saved:
     """Reads this rank's part of a run that as many ranks have written."""
     folder = Path(folder)
-    k, n, world = _latest(folder)
+    saved = _manifest(folder)
+    _, n, world, _ = saved
     if n != shard.n:
         raise CheckpointError(
             f"The run in {folder} must be of {shard.n} samples, as this one is. It is of {n}. Name another folder."
@@ -72,7 +84,7 @@ def load_shards(folder: str | Path, shard: Shard, device: torch.device | str = "
             f"The run in {folder} must be of {_ranks(shard.world)}, as this one is. It is of {_ranks(world)}. Start as "
             f"many processes, or first call fsla.contrib.reshard({str(folder)!r}, {shard.world}) in one."
         )
-    return _load(folder, k, shard, device)
+    return _load(folder, saved, shard, device)
 
 
 def reshard(folder: str | Path, world: int) -> None:
@@ -83,17 +95,18 @@ def reshard(folder: str | Path, world: int) -> None:
     """
     whole_number(world, "world", "reshard")
     folder = Path(folder)
-    k, n, before = _latest(folder)
+    saved = _manifest(folder)
+    k, n, before, _ = saved
     if world > n:
         raise ValueError(f"A run of {n} samples can be on at most as many ranks. Got {world}. Name fewer.")
     if world == before:
         return
-    common = _load(folder, k, Shard(n, 0, before), "cpu").run
+    common = _load(folder, saved, Shard(n, 0, before), "cpu").run
     state = common["state"]
     decay = common["rows"]["decay"]
     del common  # and with it a rank's rows
     for shard in Shard(n, 0, world).all():
-        parts = [_cut(folder, k, other, shard) for other in Shard(n, 0, before).all() if _overlap(other, shard)]
+        parts = [_cut(folder, saved, other, shard) for other in Shard(n, 0, before).all() if _overlap(other, shard)]
         rows = {
             "lam": _joined([part["lam"] for part in parts]),
             "d": _joined([part["d"] for part in parts]),
@@ -105,9 +118,9 @@ def reshard(folder: str | Path, world: int) -> None:
     _publish(folder, k, Shard(n, 0, world))
 
 
-def _cut(folder: Path, k: int, source: Shard, shard: Shard) -> dict[str, Any]:
+def _cut(folder: Path, saved: _Manifest, source: Shard, shard: Shard) -> dict[str, Any]:
     """The rows in a file that belong to a new shard."""
-    rows = _load(folder, k, source, "cpu").run["rows"]
+    rows = _load(folder, saved, source, "cpu").run["rows"]
     begin = max(source.first, shard.first) - source.first
     end = min(source.last, shard.last) - source.first
 
@@ -134,7 +147,7 @@ def _path(folder: Path, k: int, shard: Shard) -> Path:
 def _save(folder: Path, k: int, shard: Shard, content: object) -> None:
     path = _path(folder, k, shard)
     path.parent.mkdir(parents=True, exist_ok=True)
-    save_checkpoint(path, content)
+    save_nest(path, _KIND_OF_RANK, content)
 
 
 def _ranks(world: int) -> str:
@@ -143,9 +156,10 @@ def _ranks(world: int) -> str:
 
 def _publish(folder: Path, k: int, shard: Shard) -> None:
     """Makes the files of step k the run that is saved, and removes those of others."""
-    latest = {"format": _FORMAT, "k": k, "n": shard.n, "world": shard.world}
-    publish_file(folder / _LATEST, json.dumps(latest).encode() + b"\n")
-    named = {_path(folder, k, each) for each in shard.all()}
+    named = [_path(folder, k, each) for each in shard.all()]
+    with in_words():
+        saved = _Manifest(k, shard.n, shard.world, [container.read_digest(path) for path in named])
+        container.write(folder / MANIFEST, _KIND, {}, cast(Any, saved._asdict()))
     for path in folder.glob("rank-*-of-*/step-*.safetensors"):
         if path not in named:
             path.unlink(missing_ok=True)
@@ -154,24 +168,21 @@ def _publish(folder: Path, k: int, shard: Shard) -> None:
             place.rmdir()
 
 
-def _latest(folder: Path) -> tuple[int, int, int]:
-    """(k, n, world) of the run that is saved."""
-    path = folder / _LATEST
+def _manifest(folder: Path) -> _Manifest:
     try:
-        found: Mapping[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        if found["format"] != _FORMAT:
-            raise ValueError(f"the format is {found['format']}, not {_FORMAT}")
-        return int(found["k"]), int(found["n"]), int(found["world"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise CheckpointError(
-            f"{folder} must hold a run that fsla.contrib.save_shards wrote. Its {_LATEST} cannot be read "
-            f"({error}). Name another folder, or begin anew."
-        ) from None
+        found: Any = container.read(folder / MANIFEST, _KIND).json
+        if not _MANIFEST(found) or not len(found["digests"]) == found["world"] <= found["n"]:
+            raise container.unreadable(folder / MANIFEST, "it is malformed")
+    except ValueError as error:
+        raise CheckpointError(f"{folder} must hold a run that fsla.contrib.save_shards wrote. {error}") from None
+    return _Manifest(*(found[name] for name in _Manifest._fields))
 
 
-def _load(folder: Path, k: int, shard: Shard, device: torch.device | str) -> Saved:
-    path = _path(folder, k, shard)
-    found = load_checkpoint(path, device)
+def _load(folder: Path, saved: _Manifest, shard: Shard, device: torch.device | str) -> Saved:
+    path = _path(folder, saved.k, shard)
+    found, content = load_nest(path, _KIND_OF_RANK, device)
+    if content.digest != saved.digests[shard.rank]:
+        raise CheckpointError(f"Cannot use {path}: it is not the file that {MANIFEST} names. Begin anew.")
     run = found.get("run") if isinstance(found, dict) else None
     if not isinstance(found, dict) or not isinstance(run, dict) or run.get("shard") != tuple(shard):
         raise CheckpointError(

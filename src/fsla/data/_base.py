@@ -179,13 +179,13 @@ class Trusting(BaseEstimator):  # type: ignore[misc]
         return found
 
     def save(self, path: str | Path) -> None:
-        """Writes what was learnt to one file in the safetensors format, without pickle."""
+        """Write what was learnt to one file in the safetensors format, with a digest and without pickle."""
         check_is_fitted(self)
         store.save(self, Path(path))
 
     @classmethod
     def load(cls, path: str | Path, model: Any = None) -> Self:
-        """Reads what `save` wrote. Where the model was the user's own, it must be given again."""
+        """Read what `save` wrote. A model that was the user's own must be given again."""
         made = cls()
         store.load(made, Path(path), model)
         return made

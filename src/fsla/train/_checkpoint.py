@@ -1,14 +1,11 @@
-"""Checkpoints: any nest of states, points, trees, tuples, lists, numbers, strings and tensors in one safetensors file.
+"""Checkpoints: any nest of states, points, trees, tuples, lists, numbers, strings and tensors in one file.
 
-Tensors are stored as they are, bit for bit. The nest around them is JSON, stored as one more tensor of bytes, since a
-file's header has an upper size and a long run's records do not. A digest of all of it is in the header, so that a
-damaged file is never taken for a run. Nothing is pickled.
+Tensors are stored bit for bit, and the nest around them is JSON. `fsla._container` is the format of the file.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
+import math
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -16,18 +13,16 @@ from pathlib import Path
 from typing import TypeGuard
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
 from torch import Tensor
 
-from fsla._files import FileError, check_regular, publish_file, remove_orphans
+from fsla import _container as container
+from fsla._files import FileError, check_regular, remove_orphans
 from fsla._json_values import Plain
 from fsla._tree import Scalar, Tree
 from fsla.algorithms._alternating import State
 from fsla.problems._problem import Point
 
-_FORMAT = "fsla-checkpoint-2"
-_NEST = "nest"
+KIND = "a checkpoint"
 _DEEPEST = 100
 """How many levels a nest may have."""
 
@@ -42,15 +37,21 @@ def save_checkpoint(path: str | Path, value: object) -> None:
     Raises:
         CheckpointError: if the file cannot be written, or the path names a link or anything else but a regular file.
     """
-    path = Path(path)
-    nest, held = pack(value)
-    tensors = {name: tensor.detach().cpu().clone().contiguous() for name, tensor in held.items()}
-    tensors[_NEST] = torch.frombuffer(bytearray(json.dumps(nest).encode()), dtype=torch.uint8)
-    metadata = {"format": _FORMAT, "digest": _digest(tensors)}
+    save_nest(Path(path), KIND, value)
+
+
+def load_checkpoint(path: str | Path, device: torch.device | str = "cpu") -> object:
+    """Returns the nest of values, its tensors on the device."""
+    return load_nest(Path(path), KIND, device)[0]
+
+
+def save_nest(path: Path, kind: str, value: object, run_id: str | None = None) -> str:
+    """Write a nest of values as a file of this kind, and return the file's digest."""
+    nest, tensors = pack(value)
     try:
         remove_orphans(path.parent)
         with in_words():
-            publish_file(path, save(tensors, metadata))
+            return container.write(path, kind, tensors, nest, run_id)
     except OSError as error:
         raise CheckpointError(
             f"The checkpoint {path} must be written, and was not: {error.strerror or error}. The file that was there "
@@ -58,26 +59,12 @@ def save_checkpoint(path: str | Path, value: object) -> None:
         ) from error
 
 
-def load_checkpoint(path: str | Path, device: torch.device | str = "cpu") -> object:
-    """Returns the nest of values, its tensors on the device."""
-    path = Path(path)
-    try:
-        with safe_open(path, framework="pt", device="cpu") as file:
-            metadata: dict[str, str] = file.metadata() or {}
-            _check_format(path, metadata.get("format"))
-            tensors: dict[str, Tensor] = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except (SafetensorError, OSError) as error:
-        raise unreadable(path, str(error)) from None
-    if metadata.get("digest") != _digest(tensors):
-        raise unreadable(path, "what it holds is not what was written")
-    text = tensors.pop(_NEST, None)
-    if text is None or text.dtype is not torch.uint8:
-        raise unreadable(path, "it has no nest")
-    try:
-        nest: Plain = json.loads(text.numpy().tobytes())
-    except (ValueError, RecursionError) as error:
-        raise unreadable(path, f"its nest is not JSON: {error}") from None
-    return unpack(path, nest, {name: tensor.to(device) for name, tensor in tensors.items()})
+def load_nest(path: Path, kind: str, device: torch.device | str = "cpu") -> tuple[object, container.Content]:
+    """Return the nest of values in a file of this kind, and the file's content."""
+    with in_words():
+        content = container.read(path, kind)
+    tensors = {name: tensor.to(device) for name, tensor in content.tensors.items()}
+    return unpack(path, content.json, tensors), content
 
 
 @contextmanager
@@ -125,6 +112,8 @@ def _pack(value: object, tensors: dict[str, Tensor], seen: dict[int, str], depth
     kind = type(value).__name__
     if isinstance(value, tuple | list) and type(value) in (tuple, list, State, Point):
         return {kind: [_pack(part, tensors, seen, depth + 1) for part in value]}
+    if isinstance(value, float) and not math.isfinite(value):
+        return {"float": str(float(value))}
     if value is None or isinstance(value, bool | int | float | str):
         return value
     raise TypeError(
@@ -168,6 +157,8 @@ def _unpack(nest: Plain, tensors: Mapping[str, Tensor], depth: int) -> object:
         if not isinstance(content, str) or content not in tensors:
             raise _MalformedError("a tensor is missing")
         return tensors[content]
+    if kind == "float" and content in ("inf", "-inf", "nan"):
+        return float(content)
     if kind == "dict" and isinstance(content, dict):
         return {name: _unpack(part, tensors, depth + 1) for name, part in content.items()}
     if kind in _KINDS and isinstance(content, list):
@@ -206,26 +197,6 @@ _KINDS: dict[str, Callable[[list[object]], object]] = {"tuple": tuple, "list": l
 """What is written as a list of parts, by the name of its type."""
 
 
-def _check_format(path: Path, found: str | None) -> None:
-    if found == _FORMAT:
-        return
-    what = "is no checkpoint" if found is None else f"has the format {found}"
-    raise CheckpointError(
-        f"{path} must be a checkpoint of the format {_FORMAT}. It {what}. Remove it to begin anew, or resume it with "
-        "the version of fsla that wrote it."
-    )
-
-
 def unreadable(path: Path, why: str) -> CheckpointError:
-    return CheckpointError(f"{path} must be a checkpoint. It cannot be read ({why}). Remove it to begin anew.")
-
-
-def _digest(tensors: Mapping[str, Tensor]) -> str:
-    """A digest of the names, dtypes, shapes and bytes; each is led by its length, so that none can pass for another."""
-    total = hashlib.blake2b(digest_size=32)
-    for name in sorted(tensors):
-        tensor = tensors[name]
-        head = json.dumps([name, str(tensor.dtype), list(tensor.shape)]).encode()
-        total.update(len(head).to_bytes(8, "little") + head)
-        total.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
-    return total.hexdigest()
+    """Return the refusal of a checkpoint."""
+    return CheckpointError(str(container.unreadable(path, why)))

@@ -2,20 +2,20 @@
 
     checkpoint-00000100/
         shard-00001-….safetensors    the tensors, or parts of tensors, that a rank wrote
-        rank-00001.json              a digest of that file
-        nest.json                    what is around the tensors, and their forms
+        manifest.fsla                the nest around the tensors, their forms, and a digest of every other file
 
 PyTorch's distributed checkpoints say who writes what, and read it again on another number of ranks. The folder has
-another name until all of it is written. Nothing is pickled.
+another name until rank 0 has written the manifest, which is a file of `fsla._container`. Nothing is pickled.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
+import os
+import re
 import shutil
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,17 +30,27 @@ from torch.distributed.checkpoint.state_dict_saver import async_save
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Placement, Replicate, Shard, zeros
 
-from fsla._files import publish_file
+from fsla import _container as container
+from fsla._files import FileError, open_regular
+from fsla._json_values import Plain, among, either, items, mapping, number, record
 from fsla._tree import is_sharded
 from fsla.distributed import Ranks
-from fsla.train._checkpoint import CheckpointError, pack, unpack, unreadable
+from fsla.train._checkpoint import CheckpointError, in_words, pack, unpack, unreadable
 
-FORMAT = "fsla-checkpoint-folder-1"
 PART = ".part"
 """What the name of a folder ends with that is not written to its end."""
-_NEST = "nest.json"
+MANIFEST = "manifest.fsla"
+_KIND = "the manifest of a checkpoint folder"
+_KIND_OF_RANK = "the digests of a rank's files"
+_SHARD = re.compile(r"shard-[0-9]{5}-[\w-]{1,80}\.safetensors")
 _WHOLE = "whole"
-Form = dict[str, Any]
+_SIZE = number(int, 0)
+_FORM = record(
+    dtype=lambda name: isinstance(getattr(torch, str(name), None), torch.dtype),
+    shape=items(_SIZE),
+    spread=either(among(None), items(either(among(_WHOLE), _SIZE))),
+)
+_HEADER = record(nest=lambda value: True, tensors=mapping, files=mapping)
 
 
 @dataclass
@@ -48,7 +58,8 @@ class _Writing:
     """A checkpoint under way."""
 
     path: Path
-    header: str
+    header: dict[str, Plain]
+    run_id: str
     future: Future[object]
 
 
@@ -60,22 +71,21 @@ class FolderWriter:
         self._group: dist.ProcessGroup | None = dist.new_group(backend="gloo")  # messages of its own, in a thread
         self._writing: _Writing | None = None
 
-    def begin(self, path: Path, value: object) -> None:
+    def begin(self, path: Path, value: object, run_id: str) -> None:
         """Copies a nest of values, and writes the copy while the caller goes on; waits for the one before."""
         self.finish()
         nest, held = pack(value)
         part = _part(path)
         self._ranks.first(lambda: _emptied(part), shown=(OSError,))
-        forms = {name: _form(t) for name, t in held.items()}
-        header = json.dumps({"format": FORMAT, "world": self._ranks.world, "nest": nest, "tensors": forms})
+        header: dict[str, Plain] = {"nest": nest, "tensors": {name: _form(t) for name, t in held.items()}}
         future: Any = async_save(
             {name: t.detach() for name, t in held.items()},
             storage_writer=HuggingFaceStorageWriter(str(part), save_distributed=True),
             process_group=self._group,
         )
         written: Future[object] = Future()
-        future.add_done_callback(lambda done: self._sign(part, done, written))
-        self._writing = _Writing(path, header, written)
+        future.add_done_callback(lambda done: self._sign(part, run_id, done, written))
+        self._writing = _Writing(path, header, run_id, written)
 
     def look(self) -> Path | None:
         """On rank 0: the checkpoint that was under way, if all of it is written by now; it has its name then."""
@@ -84,8 +94,7 @@ class FolderWriter:
             return None
         if writing.future.exception() is not None:
             return None  # `finish` says so
-        signed = [_part(writing.path) / _signature(rank) for rank in range(self._ranks.world)]
-        return self._name(writing) if all(path.exists() for path in signed) else None
+        return self._name(writing) if all(path.exists() for path in self._signed(writing)) else None
 
     def finish(self) -> Path | None:
         """Waits until the checkpoint under way is written; on rank 0 returns it, unless `look` did."""
@@ -114,12 +123,12 @@ class FolderWriter:
             dist.destroy_process_group(self._group)
         self._group = None
 
-    def _sign(self, part: Path, done: Future[Any], written: Future[object]) -> None:
+    def _sign(self, part: Path, run_id: str, done: Future[Any], written: Future[object]) -> None:
         """Leaves a digest of what this rank wrote, as the last thing that it writes."""
         try:
             done.result()
-            own = {path.name: _digest(path) for path in part.glob(f"shard-{self._ranks.rank + 1:05}-*")}
-            publish_file(part / _signature(self._ranks.rank), json.dumps(own).encode())
+            own: Plain = {path.name: _digest(path) for path in part.glob(f"shard-{self._ranks.rank + 1:05}-*")}
+            container.write(part / _signature(self._ranks.rank), _KIND_OF_RANK, {}, own, run_id)
         except BaseException as error:
             written.set_exception(error)
         else:
@@ -127,54 +136,64 @@ class FolderWriter:
 
     def _name(self, writing: _Writing) -> Path:
         part = _part(writing.path)
-        publish_file(part / _NEST, writing.header.encode())
+        files: dict[str, Plain] = {}
+        for path in self._signed(writing):
+            found = container.read(path, _KIND_OF_RANK)
+            if not isinstance(found.json, dict) or found.run_id != writing.run_id:
+                raise unreadable(path, "it is of another run")
+            files |= found.json
+            path.unlink()
+        container.write(part / MANIFEST, _KIND, {}, writing.header | {"files": files}, writing.run_id)
         if writing.path.exists():
             shutil.rmtree(writing.path)
         part.replace(writing.path)
         self._writing = None
         return writing.path
 
+    def _signed(self, writing: _Writing) -> list[Path]:
+        """The files in which the ranks leave the digests of what they wrote."""
+        return [_part(writing.path) / _signature(rank) for rank in range(self._ranks.world)]
 
-def load_folder(path: Path, ranks: Ranks, mesh: DeviceMesh | None = None) -> object:
-    """The nest of values of a checkpoint, on any number of ranks; what was in shards is spread over the mesh."""
+
+def load_folder(path: Path, ranks: Ranks, mesh: DeviceMesh | None = None) -> tuple[object, str]:
+    """Return the nest of values of a checkpoint, and its run id.
+
+    Any number of ranks may read it. What was in shards is spread over the mesh.
+    """
     header = ranks.first(lambda: _header(path))
-    _check_digests(path, header, ranks)
+    failed = None
+    try:
+        _check_digests(path, header["files"], sorted(header["files"])[ranks.rank :: ranks.world])
+    except (OSError, FileError) as error:
+        failed = unreadable(path, str(error))
+    ranks.all_well(failed)
     tensors = {name: _empty(form, mesh) for name, form in header["tensors"].items()}
     reader = HuggingFaceStorageReader(str(path))
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)  # as is meant, for one process
         load(tensors, storage_reader=reader, no_dist=ranks.world == 1)
-    return unpack(path, header["nest"], tensors)
+    return unpack(path, header["nest"], tensors), header["run_id"]
 
 
 def _header(path: Path) -> dict[str, Any]:
-    try:
-        header = json.loads((path / _NEST).read_bytes())
-    except (OSError, ValueError, RecursionError) as error:
-        raise unreadable(path, f"its nest cannot be read: {error}") from None
-    if not isinstance(header, dict) or header.get("format") != FORMAT:
-        found = header.get("format") if isinstance(header, dict) else None
-        raise CheckpointError(
-            f"{path} must be a checkpoint of the format {FORMAT}. It has {found!r}. Remove it to begin anew, or resume "
-            "it with the version of fsla that wrote it."
-        )
-    if not isinstance(header.get("world"), int) or not isinstance(header.get("tensors"), dict):
-        raise unreadable(path, "its nest has no tensors")
-    return header
+    with in_words():
+        content = container.read(path / MANIFEST, _KIND)
+    header: Any = content.json
+    if not (
+        _HEADER(header) and all(map(_SHARD.fullmatch, header["files"])) and all(map(_FORM, header["tensors"].values()))
+    ):
+        raise unreadable(path, f"its {MANIFEST} is malformed")
+    return {**header, "run_id": content.run_id}
 
 
-def _check_digests(path: Path, header: Mapping[str, Any], ranks: Ranks) -> None:
-    """Raises unless the files are as they were written; each rank looks at some of them."""
-    failed = None
-    try:
-        for rank in range(ranks.rank, header["world"], ranks.world):
-            signed = json.loads((path / _signature(rank)).read_bytes())
-            for name, digest in signed.items():
-                if Path(name).name != name or _digest(path / name) != digest:
-                    raise ValueError(f"what {name} holds is not what was written")
-    except (OSError, ValueError, AttributeError) as error:
-        failed = unreadable(path, str(error))
-    ranks.all_well(failed)
+def _check_digests(path: Path, files: Mapping[str, str], own: Iterable[str]) -> None:
+    """Raise unless the files are as they were written, and there are no others. Each rank reads `own`."""
+    for found in path.glob("*.safetensors"):
+        if found.name not in files:
+            raise unreadable(path, f"{found.name} is of another checkpoint")
+    for name in own:
+        if _digest(path / name) != files[name]:
+            raise unreadable(path, f"{name} is damaged, or of another checkpoint")
 
 
 def _emptied(folder: Path) -> None:
@@ -188,15 +207,15 @@ def _part(path: Path) -> Path:
 
 
 def _signature(rank: int) -> str:
-    return f"rank-{rank + 1:05}.json"
+    return f"rank-{rank + 1:05}.fsla"
 
 
 def _digest(path: Path) -> str:
-    with path.open("rb") as file:
+    with open(open_regular(path, os.O_RDONLY), "rb") as file:
         return hashlib.file_digest(file, "blake2b").hexdigest()
 
 
-def _form(t: Tensor) -> Form:
+def _form(t: Tensor) -> Plain:
     return {
         "dtype": str(t.dtype).removeprefix("torch."),
         "shape": list(t.shape),
@@ -212,10 +231,8 @@ def _spread_name(placement: Placement) -> int | str:
     raise TypeError(f"A checkpoint holds tensors that are whole or in shards. Got one that is {placement}.")
 
 
-def _empty(form: Form, mesh: DeviceMesh | None) -> Tensor:
-    dtype = getattr(torch, str(form["dtype"]), None)
-    if not isinstance(dtype, torch.dtype):
-        raise CheckpointError(f"A checkpoint must hold tensors of a dtype of torch. Got {form['dtype']!r}.")
+def _empty(form: dict[str, Any], mesh: DeviceMesh | None) -> Tensor:
+    dtype: torch.dtype = getattr(torch, form["dtype"])
     spread = form["spread"]
     if spread is None or mesh is None:
         return torch.zeros(form["shape"], dtype=dtype)

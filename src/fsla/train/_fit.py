@@ -56,6 +56,8 @@ class _Watch:
 
     step: int = 0
     records: int = 0
+    digest: str = ""
+    """Of the records in the file."""
     best: float | None = None
     best_step: int | None = None
     since: int = 0
@@ -146,8 +148,11 @@ def fit(
             if saved is not None:
                 watch = _Watch(**saved)
                 resumed_from = watch.step
-        mine = folder if ranks.is_first else None
-        journal = Journal(mine, count=watch.records, step=watch.step, board=tensorboard and ranks.is_first)
+        journals = [Journal()]
+        if folder is not None:
+            opened = partial(Journal, folder, count=watch.records, digest=watch.digest, step=watch.step)
+            ranks.first(lambda: journals.append(opened(board=tensorboard)))
+        journal = journals[-1]
         stack.callback(journal.close)
         journal.records = ranks.from_first(journal.records)
         bar = Bar(progress and ranks.is_first, steps, watch.step)
@@ -247,6 +252,7 @@ class _Run:
         if self._saves is None or self._saved_step == self._watch.step:
             return
         self._journal.flush()
+        self._watch.digest = self._journal.digest
         self.saved_at = self._saves.save(vars(self._watch))
         self._saved_step = self._watch.step
         self._clock = monotonic()

@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any, Literal, cast
 
 import torch
-from safetensors.torch import load, save
 from torch import Tensor
 
-from fsla._json_values import Plain, differences, plain
+from fsla import _container as container
+from fsla._json_values import Plain, among, differences, either, number, plain, record, text
 from fsla._tree import is_sharded
 from fsla.train._bilevel import OPTIMIZERS, BilevelOptimizer
-from fsla.train._checkpoint import CheckpointError, load_checkpoint, pack, save_checkpoint, unpack
+from fsla.train._checkpoint import CheckpointError, in_words, load_nest, pack, save_nest, unpack, unreadable
 from fsla.train._encoding import decode, encode
 from fsla.train._loader_state import Feed, RandomState
 from fsla.train._module import named_tensors
@@ -26,6 +26,17 @@ Resume = bool | Literal["previous"]
 
 _NAME = re.compile(r"checkpoint-([0-9]{8,18})(\.safetensors)?")
 """Of a file where one process wrote it, of a folder where several did."""
+_KIND = "a checkpoint of fit"
+_KIND_OF_RANK = "the loaders and random states of a rank"
+_COUNT = number(int, 0)
+_PROGRESS = record(
+    step=_COUNT,
+    records=_COUNT,
+    digest=text,
+    best=either(among(None), number(float)),
+    best_step=either(among(None), _COUNT),
+    since=_COUNT,
+)
 _ASIDE = ".aside"
 _BY_RANK = "drawn by each rank"
 _RATES = ("lr", "betas", "momentum", "weight_decay")
@@ -66,6 +77,7 @@ class Saves:
         shared = self._ranks.world > 1 or opt.problem.together.sharded
         self._writer = folders().FolderWriter(self._ranks) if shared else None
         self._ranks.agree(cast(dict[str, Any], self._identity), "run")
+        self._run_id: str = self._ranks.from_first(container.new_run_id())
 
     def save(self, progress: Mapping[str, Plain]) -> Path:
         """Writes a checkpoint, and removes those that are older than the last `keep`.
@@ -74,10 +86,10 @@ class Saves:
         """
         path = self._folder / f"checkpoint-{progress['step']:08}"
         if self._writer is not None:
-            self._writer.begin(path, self._parts(progress))
+            self._writer.begin(path, self._parts(progress), self._run_id)
             return path
         path = path.with_suffix(".safetensors")
-        save_checkpoint(path, self._parts(progress))
+        save_nest(path, _KIND, self._parts(progress), self._run_id)
         self._prune()
         return path
 
@@ -186,23 +198,25 @@ class Saves:
         ranks = self._ranks
         failed: Exception | None = None
         saved: object = None
+        run_id: str | None = None
         if path.is_dir():
             mesh = next((p.device_mesh for p in self._opt.problem.omega.values() if is_sharded(p)), None)
-            saved = folders().load_folder(path, ranks, mesh)
+            saved, run_id = folders().load_folder(path, ranks, mesh)
         progress: dict[str, Any] = {}
         try:
-            saved = saved if path.is_dir() else load_checkpoint(path)
+            if not path.is_dir():
+                saved, content = load_nest(path, _KIND)
+                run_id = content.run_id
             progress = self._filled(path, saved, steps)
         except CheckpointError as error:
             failed = error
         ranks.all_well(failed)
+        self._run_id = run_id or self._run_id
         return progress
 
     def _filled(self, path: Path, saved: object, steps: int) -> dict[str, Any]:
-        if not isinstance(saved, dict) or "identity" not in saved or "progress" not in saved:
-            raise CheckpointError(
-                f"{path} must be a checkpoint of fit. It is of something else. Remove it, or name another folder."
-            )
+        if not isinstance(saved, dict) or "identity" not in saved or not _PROGRESS(saved.get("progress")):
+            raise unreadable(path, "it is malformed")
         differ = differences(saved["identity"], self._identity)
         if differ:
             more = f"; and {len(differ) - 8} more" if len(differ) > 8 else ""
@@ -240,15 +254,16 @@ class Saves:
         return progress
 
 
-def _told(value: object) -> list[Plain]:
+def _told(value: object) -> str:
     """A nest of states as a message."""
-    nest, held = pack(encode(value))
-    return [nest, base64.b64encode(save(held)).decode("ascii")]
+    nest, tensors = pack(encode(value))
+    return base64.b64encode(container.to_bytes(_KIND_OF_RANK, tensors, nest)).decode("ascii")
 
 
-def _heard(path: Path, told: list[Any]) -> Any:
-    nest, text = told
-    return decode(unpack(path, nest, load(base64.b64decode(text))))
+def _heard(path: Path, told: str) -> Any:
+    with in_words():
+        content = container.from_bytes(path, _KIND_OF_RANK, base64.b64decode(told))
+    return decode(unpack(path, content.json, content.tensors))
 
 
 def identity(

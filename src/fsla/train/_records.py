@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import sys
@@ -40,20 +41,24 @@ class Journal:
     Args:
         folder: where; None keeps them in memory alone.
         count: how many are there that a run goes on from; later ones are removed.
+        digest: of these, as the checkpoint has it.
         board: whether TensorBoard is told too.
     """
 
-    def __init__(self, folder: Path | None, *, count: int, step: int, board: bool) -> None:
+    def __init__(
+        self, folder: Path | None = None, *, count: int = 0, digest: str = "", step: int = 0, board: bool = False
+    ) -> None:
         self.records: list[Record] = []
         self._path = None if folder is None else folder / NAME
         self._file: BinaryIO | None = None
         self._size = 0
+        self._digest = hashlib.blake2b(digest_size=32)
         self._board: Any = None
         if self._path is not None:
             with in_words():
                 descriptor = open_regular(self._path, os.O_RDWR | os.O_APPEND | os.O_CREAT)
             self._file = os.fdopen(descriptor, "ab+", buffering=0)
-            self._take_up(self._path, descriptor, count)
+            self._take_up(self._path, descriptor, count, digest)
             self._file.truncate(self._size)
         if board:
             assert folder is not None
@@ -72,6 +77,11 @@ class Journal:
         """Has the records reach the disk: a checkpoint that counts them must not be there without them."""
         if self._file is not None:
             os.fsync(self._file.fileno())
+
+    @property
+    def digest(self) -> str:
+        """What a checkpoint holds to know the records again."""
+        return self._digest.hexdigest()
 
     def close(self) -> None:
         if self._file is not None:
@@ -95,8 +105,9 @@ class Journal:
                 "resume."
             ) from error
         self._size += len(line)
+        self._digest.update(line)
 
-    def _take_up(self, path: Path, descriptor: int, count: int) -> None:
+    def _take_up(self, path: Path, descriptor: int, count: int, digest: str) -> None:
         with open(descriptor, "rb", closefd=False) as file:
             file.seek(0)
             for _ in range(count):
@@ -110,11 +121,18 @@ class Journal:
                         f"{path} must hold the {count} records that the checkpoint counts. It holds "
                         f"{len(self.records)} of them that can be read: the run goes on, without the others.",
                         UserWarning,
-                        stacklevel=4,
+                        stacklevel=6,
                     )
-                    break
+                    return
                 self.records.append(record)
                 self._size += len(line)
+                self._digest.update(line)
+        if count and self.digest != digest:
+            self.close()
+            raise CheckpointError(
+                f"Cannot use {path}: its first {count} records are of another run, or were edited. Move it elsewhere "
+                "to resume without them."
+            )
 
 
 def summary_writer() -> Any:

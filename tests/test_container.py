@@ -1,0 +1,247 @@
+"""Single files: every byte is under a digest, and nothing but a whole file of the right kind is read."""
+
+import copy
+import os
+import socket
+from random import Random
+from time import monotonic
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+import fsla
+from fsla import _container as container
+from fsla import algorithms
+from fsla.contrib import LazyRows, load_shards, save_shards
+from fsla.problems import Shard
+from fsla.steps import constant
+from fsla.train import _manager as manager
+from fsla.train import load_checkpoint, save_checkpoint
+from lazy_program import weighted
+
+FLIPS = 120
+KINDS = ["checkpoint", "fit", "rank", "manifest", "cleaner", "weigher"]
+
+
+def fitted(steps, folder):
+    model = torch.nn.Linear(2, 1)
+    opt = fsla.SOBA(model, fsla.SampleWeights(4), inner_loss=inner_loss, outer_loss=outer_loss)
+    loader = DataLoader(torch.arange(4), batch_size=4)
+    return fsla.fit(opt, loader, loader, steps=steps, folder=folder, evaluate_every=1, progress=False)
+
+
+def inner_loss(model, weights, i):
+    return (weights(i) * (model(torch.ones(len(i), 2))[:, 0] - i).square()).mean() + 0.1 * model.weight.square().sum()
+
+
+def outer_loss(model, weights, i):
+    return (model(torch.ones(len(i), 2)) - 1).square().mean()
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory):
+    """A file of each kind, and what reads it."""
+    folder = tmp_path_factory.mktemp("written")
+    save_checkpoint(folder / "x", {"a": torch.arange(5.0), "b": [1, float("inf")]})
+    fitted(2, folder / "fit")
+    algorithm = algorithms.soba(constant(3.0, 0.2, 0.2))
+    problem, at = weighted()
+    xi = fsla.Sample.full(torch.arange(101), torch.arange(10))
+    run = LazyRows(algorithm, problem, at, xi)
+    save_shards(folder, run)
+    random = np.random.default_rng(0)
+    x, y = random.standard_normal((40, 3)), np.array(["a", "b"] * 20)
+    options = {"steps": 1, "bilevel_steps": 1, "folds": 2, "random_state": 0, "device": "cpu", "ways": ["everything"]}
+    groups = np.arange(40) % 2
+    fsla.HyperCleaner(**options).fit(x, y, x[:8], y[:8], groups).save(folder / "cleaner")
+    fsla.DataWeigher(**options).fit(x, x[:, 0], groups, x[:8], x[:8, 0]).save(folder / "weigher")
+    shard = Shard(101)
+    return {
+        "checkpoint": (folder / "x", load_checkpoint),
+        "fit": (folder / "fit" / "checkpoint-00000002.safetensors", lambda path: container.read(path, manager._KIND)),
+        "rank": (folder / "rank-0-of-1" / "step-0.safetensors", lambda path: load_shards(path.parents[1], shard)),
+        "manifest": (folder / "manifest.fsla", lambda path: load_shards(path.parent, shard)),
+        "cleaner": (folder / "cleaner", fsla.HyperCleaner.load),
+        "weigher": (folder / "weigher", fsla.DataWeigher.load),
+    }
+
+
+@pytest.fixture
+def file(request, written):
+    """A file of a kind, which is put back at the end, its bytes and what reads it."""
+    path, read = written[request.param]
+    whole = path.read_bytes()
+    read(path)
+    yield path, whole, lambda: read(path)
+    if path.is_dir() and not path.is_symlink():
+        path.rmdir()
+    path.unlink(missing_ok=True)
+    path.write_bytes(whole)
+
+
+each = pytest.mark.parametrize("file", KINDS, indirect=True)
+
+
+@each
+def test_read_refuses_flipped_cut_and_appended_bytes(file):
+    """No byte may be outside the digest: in the head, the header, the tensors or after them."""
+    path, whole, read = file
+    random = Random(0)
+    begin = 8 + int.from_bytes(whole[:8], "little")
+    places = [*range(40), *random.choices(range(40, begin), k=40), *random.choices(range(begin, len(whole)), k=40)]
+    assert len(places) == FLIPS
+    flipped = [whole[:i] + bytes([whole[i] ^ 1 << random.randrange(8)]) + whole[i + 1 :] for i in places]
+    cut = [whole[:n] for n in (0, 1, 7, 8, 60, 120, begin - 1, begin, begin + 1, len(whole) // 2, len(whole) - 1)]
+    for damaged in [*flipped, *cut, whole + b"\0", whole + whole, whole[1:], b"\0" * 4096]:
+        path.write_bytes(damaged)
+        with pytest.raises(ValueError, match=r"Cannot read .*(damaged|no file of fsla)"):
+            read()
+
+
+@each
+@pytest.mark.parametrize("what", ["pipe", "socket", "device", "link", "own link", "folder", "missing", "unreadable"])
+def test_read_refuses_what_is_no_regular_file_at_once(file, what, monkeypatch):
+    """A pipe would be waited for, and /dev/zero read without end."""
+    path, whole, read = file
+    path.unlink()
+    if what == "pipe":
+        os.mkfifo(path)
+    elif what == "socket":
+        monkeypatch.chdir(path.parent)
+        with socket.socket(socket.AF_UNIX) as bound:
+            bound.bind(path.name)
+    elif what in ("device", "link", "own link"):
+        (path.parent / "target").write_bytes(whole)
+        path.symlink_to({"device": "/dev/zero", "link": path.parent / "target", "own link": path}[what])
+    elif what == "folder":
+        path.mkdir()
+    elif what == "unreadable":
+        path.write_bytes(whole)
+        monkeypatch.setattr(container, "open_regular", denied)
+    begin = monotonic()
+    with pytest.raises(ValueError, match=r"Cannot (use|read) .*(not a regular file|No such file|Permission denied)"):
+        read()
+    assert monotonic() - begin < 1.2
+
+
+def denied(path, flags):
+    raise PermissionError(13, "Permission denied", str(path))
+
+
+@each
+def test_read_refuses_other_kinds_and_versions(file, written):
+    """Each refusal names what was found."""
+    path, _, read = file
+    other, _ = written["checkpoint" if path.name != "x" else "cleaner"]
+    path.write_bytes(other.read_bytes())
+    with pytest.raises(ValueError, match=r"it holds (a checkpoint|HyperCleaner), not "):
+        read()
+    path.write_bytes(container._sealed({"fsla": "9.8.7", "kind": "x"}, {}, b"1", "fsla-0099"))
+    with pytest.raises(ValueError, match=r"fsla 9\.8\.7 wrote it in format fsla-0099, and this is fsla"):
+        read()
+
+
+@pytest.mark.parametrize("text", [b"NaN", b"[-Infinity]", b"[1e999]", b"{", b"", b"\xff", b"[" * 10**5, b"1" * 5000])
+def test_read_refuses_malformed_json(tmp_path, text):
+    """The digest fits: someone made the file so."""
+    (tmp_path / "x").write_bytes(container._sealed({"fsla": "1", "kind": "a checkpoint"}, {}, text))
+    with pytest.raises(ValueError, match=r"Cannot read .*x: it is malformed"):
+        load_checkpoint(tmp_path / "x")
+
+
+def test_read_refuses_a_large_file_before_it_is_read(tmp_path):
+    """A file with holes has any size, and its content does not fit into memory."""
+    save_checkpoint(tmp_path / "x", 1)
+    os.truncate(tmp_path / "x", 2**43)
+    begin = monotonic()
+    with pytest.raises(ValueError, match=r"it has 8796093022208 bytes, more than the limit"):
+        load_checkpoint(tmp_path / "x")
+    assert monotonic() - begin < 1.2
+
+
+def edits(content, tensors):
+    """Yield changed copies of what an estimator's file holds."""
+    bad = [None, -1, "x", [], {}, 10**30, [[]], True, 0.5, ["x"], {"a": 1}]
+    for name in content:
+        for value in bad:
+            if value is None and (content[name] is None or name == "model"):
+                continue
+            yield f"{name} = {value!r}", content | {name: value}, tensors
+        yield f"without {name}", {key: value for key, value in content.items() if key != name}, tensors
+    yield "one part more", content | {"__class__": 1}, tensors
+    for name, t in tensors.items():
+        yield f"without {name}", content, {key: value for key, value in tensors.items() if key != name}
+        yield f"{name} has another shape", content, tensors | {name: t[None]}
+        yield f"{name} has another dtype", content, tensors | {name: t.to(torch.int32)}
+        if t.is_floating_point():
+            yield f"{name} is not a number", content, tensors | {name: torch.full_like(t, torch.nan)}
+        elif name != "_given":
+            yield f"{name} is out of range", content, tensors | {name: t + 2}
+    yield "one tensor more", content, tensors | {"predict": torch.ones(1)}
+    yield "one network more", content, tensors | {"99.weight": torch.ones(1)}
+    for table in ("weights_", "candidates_"):
+        for column in content[table]:
+            for cell in (None, -5, [1], {}, 1e9 if column == "share" else "\0" if column == "decision" else [2]):
+                changed = copy.deepcopy(content)
+                changed[table][column][0] = cell
+                if not (column == "log_likelihood" and cell == -5):
+                    yield f"{table}.{column} = {cell!r}", changed, tensors
+            yield f"{table} is ragged", content | {table: content[table] | {column: []}}, tensors
+    for shape in ([4], [10**12], [3, 3], [1, 8, 8], [3.0], [-3], []):
+        yield f"shape = {shape}", content | {"shape": shape}, tensors
+    share, temperature, count = content["members"][0]
+    for member in (
+        [share, temperature, count + 1], [share, temperature, 10**12], [2.0, temperature, count], [share, 0, count],
+        [share, temperature], [-share, temperature, count], [share, temperature, 1.0],
+    ):  # fmt: skip
+        yield f"member = {member}", content | {"members": [member, *content["members"][1:]]}, tensors
+
+
+@pytest.mark.parametrize("kind", ["cleaner", "weigher"])
+def test_load_refuses_an_edited_estimator_whose_digest_fits(written, tmp_path, kind):
+    """Nothing is set, made or allocated by what a file says before it is known to fit."""
+    path, read = written[kind]
+    owner = {"cleaner": "HyperCleaner", "weigher": "DataWeigher"}[kind]
+    found = container.read(path, owner)
+    for what, content, tensors in edits(found.json, found.tensors):
+        (tmp_path / "x").write_bytes(container.to_bytes(owner, tensors, content))
+        with pytest.raises(ValueError) as caught:  # noqa: PT011, the text is asserted on below
+            read(tmp_path / "x")
+        assert str(caught.value).startswith("Cannot read"), what
+
+
+def test_fit_refuses_the_records_of_another_run(tmp_path):
+    """Records with the same number of lines would else be taken for those of the run."""
+    fitted(2, tmp_path / "one")
+    torch.manual_seed(1)
+    fitted(2, tmp_path / "other")
+    one, other = (tmp_path / name / "records.jsonl" for name in ("one", "other"))
+    assert one.read_bytes() != other.read_bytes()
+    one.write_bytes(other.read_bytes())
+    with pytest.raises(fsla.CheckpointError, match=r"its first 2 records are of another run, or were edited\. Move it"):
+        fitted(3, tmp_path / "one")
+
+
+def test_checkpoints_of_a_run_have_its_id_after_a_resume_too(tmp_path):
+    """Files of one run are known by it, and those of another are not."""
+    names = ("one", "one", "other")
+    for steps, name in zip((2, 4, 2), names, strict=True):
+        fitted(steps, tmp_path / name)
+    ids = {name: {container.read(p, manager._KIND).run_id for p in (tmp_path / name).glob("c*")} for name in names}
+    assert len(ids["one"]) == len(ids["other"]) == 1
+    assert ids["one"] != ids["other"]
+
+
+def test_load_shards_refuses_the_file_of_another_run(tmp_path):
+    """Its rank, step and sizes are the same."""
+    algorithm = algorithms.soba(constant(3.0, 0.2, 0.2))
+    problem, at = weighted()
+    xi = fsla.Sample.full(torch.arange(101), torch.arange(10))
+    for name, also in (("one", 1), ("other", 2)):
+        save_shards(tmp_path / name, LazyRows(algorithm, problem, at, xi), also)
+    rank = "rank-0-of-1/step-0.safetensors"
+    (tmp_path / "one" / rank).write_bytes((tmp_path / "other" / rank).read_bytes())
+    with pytest.raises(fsla.CheckpointError, match=r"it is not the file that manifest\.fsla names"):
+        load_shards(tmp_path / "one", Shard(101))
