@@ -39,5 +39,5 @@ $(READY): pyproject.toml reproduction/pyproject.toml benchmarks/pyproject.toml c
 	  { echo "fsla needs Python 3.11 or newer. $$($(PYTHON) --version) was found; set PYTHON=/path/to/python." >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt \
-	  --editable '.[dev]' --editable ./reproduction --editable ./benchmarks
+	  --editable '.[dev]' --editable ./reproduction --editable './benchmarks[peers]'
 	touch $@
