@@ -27,6 +27,7 @@ PathFinder.find_spec = classmethod(find_others)
 """
 HARD = {"fsla", "torch", "torchgen", "functorch", "numpy", "safetensors"}
 OF_TORCH = {"typing_extensions", "sympy", "mpmath", "networkx", "fsspec", "filelock", "setuptools", "packaging"}
+OF_TORCH |= {"optree"}  # used where it is installed
 STEP = """
 import torch, fsla
 model, weights = torch.nn.Linear(3, 2), fsla.GroupWeights(2)
