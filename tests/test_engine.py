@@ -27,7 +27,9 @@ TINY = RunSpec(
     delta=10.0, c_tau=0.1, c_beta=0.01, c_eta=0.09,
 )  # fmt: skip
 HAS_COMPILER = shutil.which("g++") or shutil.which("clang++")
-needs_compiler = pytest.mark.skipif(not HAS_COMPILER, reason="no C++ compiler")
+needs_compiler = pytest.mark.skipif(
+    not HAS_COMPILER, reason="there is no C++ compiler; apt-get install g++ installs one"
+)
 
 
 def cleaning(dtype=F64, convolution=True, mode="auto"):

@@ -15,7 +15,7 @@ from fsla_benchmarks.steps.jax_scan import Batches, State, seconds_a_step
 from fsla_reproduction.problems import Reweighting, Synthetic
 from fsla_reproduction.problems.networks import RIDGE, build
 
-jax = pytest.importorskip("jax")
+jax = pytest.importorskip("jax", reason="JAX is not installed; pip install jax==0.10.2 installs it")
 
 RATES = {"cnn": constant(50.0, 0.1, 0.2, 0.3), "softmax": constant(50.0, 0.1, 0.2, 0.3)}
 RATES["quadratic"] = constant(1e-6, 2e-5, 2e-5, 0.3)

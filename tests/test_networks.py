@@ -254,7 +254,10 @@ def test_a_network_is_trained_to_weigh_down_wrong_labels_by_differences_with_dro
     assert float(weights[60:].mean()) > 0.55
 
 
-@pytest.mark.skipif(not (shutil.which("g++") or shutil.which("clang++")), reason="no C++ compiler")
+@pytest.mark.skipif(
+    not (shutil.which("g++") or shutil.which("clang++")),
+    reason="there is no C++ compiler; apt-get install g++ installs one",
+)
 def test_a_compiled_module_has_first_derivatives_and_so_products():
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3)).to(F64)

@@ -15,6 +15,12 @@ from fsla.problems._batches import Batch
 from fsla_benchmarks.steps import Case, case, peers
 
 IMPORTED_AS = {"hypertorch": "hypergrad.hypergradients"}
+INSTALLED_BY = {
+    "betty": "pip install --no-deps betty-ml==0.1.1",
+    "higher": "pip install -e 'benchmarks[peers]'",
+    "hypertorch": "pip install git+https://github.com/prolearner/hypertorch.git",
+    "torchopt": "pip install -e 'benchmarks[peers]'",
+}
 EVERY = [(build, label) for build, methods in peers.LIBRARIES.items() for label in methods]
 IDS = [f"{build.__name__} {label}" for build, label in EVERY]
 
@@ -27,7 +33,9 @@ def fixed(name: str) -> tuple[Case, Batch, Batch]:
 
 
 def one_step(c: Case, build: Callable[..., peers.Step], label: str) -> peers.Run:
-    pytest.importorskip(IMPORTED_AS.get(build.__name__, build.__name__))
+    name = build.__name__
+    reason = f"{name} is not installed; {INSTALLED_BY[name]} installs it"
+    pytest.importorskip(IMPORTED_AS.get(name, name), reason=reason)
     run = peers.Run(c)
     build(run, *peers.LIBRARIES[build][label])()
     return run

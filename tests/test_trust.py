@@ -524,7 +524,7 @@ def opened(page, tmp_path, script):
     return done.stdout, [line for line in done.stderr.splitlines() if "CONSOLE" in line]
 
 
-@pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium, which is not installed")
+@pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed; apt-get install chromium installs it")
 def test_the_page_works_in_a_browser(page, tmp_path):
     script = """
       const rows = () => [...document.querySelectorAll('#samples tbody tr:not([hidden])')];

@@ -351,7 +351,7 @@ COMPILED = ("fsla", "cg", "soba")
 )
 def test_every_engine_takes_the_same_steps(name, engine):
     if engine == "compile" and not (shutil.which("g++") or shutil.which("clang++")):
-        pytest.skip("no C++ compiler")
+        pytest.skip("there is no C++ compiler; apt-get install g++ installs one")
     solver = make(name, fsla.steps.Schedule(0.02, 0.1, 0.1, 0.5, power=0.5))
     problem, at, train, valid = ridge_logistic()
     xi, states = Sample.full(train, valid), []
