@@ -171,7 +171,7 @@ def test_guard_writes_a_new_good_state_into_the_memory_of_the_last():
     for _ in range(9):
         opt.step(batch, batch)
     assert [t.data_ptr() for t in opt._good["tensors"]] == places
-    assert opt._good["state"]["k"] == 10
+    assert opt._good["state"]["step_count"] == 10
     assert torch.equal(opt._good["tensors"][0], model.weight)
     opt.step(batch, batch)
     assert not torch.equal(opt._good["tensors"][0], model.weight)

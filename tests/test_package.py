@@ -35,7 +35,7 @@ losses = lambda model: torch.nn.functional.cross_entropy(model(x), y, reduction=
 inner = lambda model, weights, batch: (weights(y) * losses(model)).mean() + model.weight.square().sum()
 opt = fsla.SOBA(model, weights, inner_loss=inner, outer_loss=lambda model, weights, batch: losses(model).mean())
 fsla.fit(opt, [None], [None], steps=3, folder=sys.argv[1])
-print("stepped", opt.k)
+print("stepped", opt.step_count)
 """
 
 

@@ -312,7 +312,7 @@ def test_memory_does_not_grow_over_thousands_of_steps():
         (lambda: fsla.algorithms.fsla(R, v_at="now"), ValueError, "'v_at'.*'old' or 'new'. Got 'now'"),
         (lambda: fsla.algorithms.fsla(R, momentum="strom"), ValueError, "momentum.*Got 'strom'.*Did you mean 'storm'"),
         (lambda: fsla.algorithms.fsla(R, radius=-1.0), ValueError, "'radius'.*positive"),
-        (lambda: Solver(Tracked(), R, lam_last=True), ValueError, r"must not look back\. Got Storm\(\)"),
+        (lambda: Solver(Tracked(), R, lam_last=True), ValueError, r"must not look back\. Got STORM\(\)"),
         (lambda: fsla.algorithms.ns(R, K=0), ValueError, "'steps' of Neumann.*at least 1"),
         (lambda: fsla.algorithms.ns(R, beta=0.0), ValueError, "'beta' of Neumann.*positive"),
         (lambda: fsla.algorithms.cg(R, K=2.0), TypeError, "whole number"),

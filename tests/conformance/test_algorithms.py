@@ -163,10 +163,10 @@ def test_a_perturbed_update_is_noticed(name, monkeypatch):
 @pytest.mark.parametrize(
     ("name", "where"),
     [
-        ("fsla", "fsla.steps._momentum:Storm.__call__"),
+        ("fsla", "fsla.steps._momentum:STORM.__call__"),
         ("mrbo", "fsla.hypergradients._linsolve:neumann"),
         ("cg", "fsla.hypergradients._linsolve:cg"),
-        ("saba", "fsla.algorithms.saba:corrected"),
+        ("saba", "fsla.algorithms._saba:corrected"),
         ("itd_bio", "fsla.hypergradients._estimators:adjoint_recursion"),
         ("amigo", "fsla.hypergradients._estimators:vector_recursion"),
     ],
