@@ -4,6 +4,7 @@ what it found."""
 import json
 import sys
 from collections import UserDict
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -13,9 +14,8 @@ from torch.utils.data import BatchSampler, DataLoader, Dataset, DistributedSampl
 
 import fsla
 from front_program import X_TRUSTED, Y_TRUSTED, X, Y, inner_loss, network, outer_loss, values
-from fsla import Point, Problem, Sample
+from fsla import Point, Problem, StepBatches
 from fsla import distributed as ranks
-from fsla.algorithms import ByDifferences
 from support import F64
 
 ROWS = len(X)
@@ -28,19 +28,18 @@ def made(algorithm=fsla.FSLA, model=None, inner=inner_loss, **options):
     return algorithm(model, weights, inner_loss=inner, outer_loss=outer_loss, **options)
 
 
-def ended(opt, batch, *, alone=False, steps=3):
-    """Where a few steps on one batch lead, perhaps by this rank alone."""
-    if alone:
-        opt.problem.together.ranks = ranks.ALONE
+def ended(opt, batch, *, steps=3):
+    """Where a few steps on one batch lead."""
     for k in range(steps):
         opt.step(batch, (X_TRUSTED, Y_TRUSTED), seed=k)
-    return values(opt.problem.model, opt.problem.outer)
+    return values(opt.model, opt.outer)
 
 
 def gap(inner):
     batch = (X[:12], Y[:12], INDEX[:12])
-    alone = ended(made(inner=inner, products="exact"), batch, alone=True)
-    return float((ended(made(inner=inner, products="exact"), batch) - alone).abs().max())
+    with ranks.single_process():
+        alone = ended(made(inner=inner, hvp_method="autograd"), batch)
+    return float((ended(made(inner=inner, hvp_method="autograd"), batch) - alone).abs().max())
 
 
 def weights_of_some(model, weights, batch):
@@ -76,10 +75,10 @@ class WithBuffers(nn.Module):
 
 
 def buffers():
-    opt = made(fsla.SOBA, model=WithBuffers(), products="difference")
+    opt = made(fsla.SOBA, model=WithBuffers(), hvp_method="finite_difference")
     for k in range(5):
         opt.step((X[:10], Y[:10], INDEX[:10]), (X_TRUSTED, Y_TRUSTED), seed=k)
-    found = dict(opt.problem.model.named_buffers())
+    found = dict(opt.model.named_buffers())
     return {name: found[name].float().tolist() for name in ("mask", "in_bfloat16", "in_float8", "norm.running_mean")}
 
 
@@ -96,7 +95,7 @@ def encoded(model, weights, batch):
 
 def fit_other_batches():
     batch = Encoded(x=X[:12].to(torch.bfloat16), y=Y[:12], i=INDEX[:12])
-    history = fsla.fit(made(inner=encoded), [batch], [(X_TRUSTED, Y_TRUSTED)], steps=3, progress=False)
+    history = fsla.fit(made(inner=encoded), [batch], [(X_TRUSTED, Y_TRUSTED)], max_steps=3, progress_bar=False)
     return history.records[-1]["inner_loss"]
 
 
@@ -113,9 +112,9 @@ def fit_with_a_callback_that_draws(here):
             torch.rand(3)
 
     train = DataLoader(TensorDataset(X, Y, INDEX), batch_size=48, shuffle=True)
-    opt = made(fsla.SOBA, inner=noted, products="difference")
+    opt = made(fsla.SOBA, inner=noted, hvp_method="finite_difference")
     trusted = [(X_TRUSTED, Y_TRUSTED)]
-    fsla.fit(opt, train, trusted, steps=6, evaluate_every=1, callbacks=[draw], progress=False)
+    fsla.fit(opt, train, trusted, max_steps=6, eval_every=1, callbacks=[draw], progress_bar=False)
     return seen
 
 
@@ -138,13 +137,13 @@ def fit_own_samples(here, folder):
         place = folder / str(len(parts))
         for steps in parts:
             data = Drawing()
-            opt = made(fsla.SOBA, products="difference", batches="shares")
+            opt = made(fsla.SOBA, hvp_method="finite_difference", split_batches=False)
             train = DataLoader(data, batch_sampler=BatchSampler(DistributedSampler(data), 8, drop_last=True))
             trusted = TensorDataset(X_TRUSTED, Y_TRUSTED)
             outer = DataLoader(trusted, batch_size=8, sampler=DistributedSampler(trusted), drop_last=True)
             torch.manual_seed(5)
-            fsla.fit(opt, train, outer, steps=steps, folder=place, save_every=3, progress=False)
-        ends.append(values(opt.problem.model, opt.problem.outer).tolist())
+            fsla.fit(opt, train, outer, max_steps=steps, output_dir=place, save_every=3, progress_bar=False)
+        ends.append(values(opt.model, opt.outer).tolist())
     return ends
 
 
@@ -158,8 +157,8 @@ def orders():
 
     data = TensorDataset(X, Y, INDEX)
     train = DataLoader(data, batch_sampler=BatchSampler(DistributedSampler(data), 16, drop_last=True))
-    opt = made(fsla.SOBA, inner=noted, products="difference", batches="shares")
-    fsla.fit(opt, train, [(X_TRUSTED, Y_TRUSTED)], steps=4, progress=False)
+    opt = made(fsla.SOBA, inner=noted, hvp_method="finite_difference", split_batches=False)
+    fsla.fit(opt, train, [(X_TRUSTED, Y_TRUSTED)], max_steps=4, progress_bar=False)
     return [*dict.fromkeys(map(tuple, seen))]
 
 
@@ -173,21 +172,21 @@ def reduced_differences():
     def inner(lam, omega, i):
         return error(omega, i) + (lam["penalty"].exp() * omega["w"].square()).sum()
 
-    problem = Problem(inner, lambda lam, omega, i: error(omega, i), autocast_dtype=torch.bfloat16)
-    algorithm = ByDifferences(fsla.algorithms.fsla(fsla.steps.constant(0.1, 0.1, 0.1, 0.5)))
+    algorithm = replace(fsla.algorithms.fsla(fsla.steps.constant(0.1, 0.1, 0.1, 0.5)), finite_differences=True)
     at = Point({"penalty": torch.full((1, 5), -2.0)}, {"w": torch.ones(1, 5)})
-    sample = Sample.full(torch.tensor([3]), torch.tensor([3]))
+    batches = StepBatches.shared(torch.tensor([3]), torch.tensor([3]))
     ends = []
-    for oracles in (fsla.Reduced(problem), problem):
-        state = algorithm.init(oracles, at, sample)
+    for reducer in (ranks.DataParallelReducer(), None):
+        problem = Problem(inner, lambda lam, omega, i: error(omega, i), autocast_dtype=torch.bfloat16, reducer=reducer)
+        state = algorithm.init(problem, at, batches)
         for _ in range(10):
-            state = algorithm.step(oracles, state, sample)
-        ends.append(state.at.lam["penalty"][0].tolist())
+            state = algorithm.step(problem, state, batches)
+        ends.append(state.lam.value["penalty"][0].tolist())
     return ends
 
 
 def main(folder):
-    here = ranks.join()
+    here = ranks.get_group()
     found = {
         "a share does not read λ": gap(weights_of_some),
         "a share does not reach ω": gap(losses_of_some),

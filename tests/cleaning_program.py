@@ -37,10 +37,10 @@ def fitted(model):
 
 
 def main(out):
-    here = ranks.join()
+    here = ranks.get_group()
     gaps = {}
     for name, model in (("dense", "dense"), ("own", Own())):
-        with ranks.apart():
+        with ranks.single_process():
             alone = fitted(model)
         before = here.messages
         together = fitted(model)

@@ -5,6 +5,7 @@ import os
 import signal
 import sys
 import threading
+from contextlib import nullcontext
 from pathlib import Path
 
 import torch
@@ -62,13 +63,13 @@ def sgd(rate):
 
 GIVEN = {"inner_optimizer": sgd(0.1), "adjoint_optimizer": sgd(0.1), "outer_optimizer": sgd(0.5)}
 CASES = {
-    "storm, exact": (fsla.FSLA, {"momentum": "storm", "products": "exact", **GIVEN}),
-    "soba, exact": (fsla.SOBA, {"products": "exact", **GIVEN}),
-    "ma-soba, differences": (fsla.MASOBA, {"products": "difference", **GIVEN}),
-    "automatic, exact": (fsla.FSLA, {"products": "auto"}),
-    "automatic, differences": (fsla.FSLA, {"products": "difference", "momentum": "average"}),
-    "batches in parts, differences": (fsla.SOBA, {"products": "difference", **GIVEN}),
-    "batches in parts, exact": (fsla.SOBA, {"products": "exact", **GIVEN}),
+    "storm, exact": (fsla.FSLA, {"momentum": "storm", "hvp_method": "autograd", **GIVEN}),
+    "soba, exact": (fsla.SOBA, {"hvp_method": "autograd", **GIVEN}),
+    "ma-soba, differences": (fsla.MASOBA, {"hvp_method": "finite_difference", **GIVEN}),
+    "automatic, exact": (fsla.FSLA, {"hvp_method": "auto"}),
+    "automatic, differences": (fsla.FSLA, {"hvp_method": "finite_difference", "momentum": "average"}),
+    "batches in parts, differences": (fsla.SOBA, {"hvp_method": "finite_difference", **GIVEN}),
+    "batches in parts, exact": (fsla.SOBA, {"hvp_method": "autograd", **GIVEN}),
 }
 
 
@@ -76,9 +77,8 @@ def path(kind, algorithm, options, steps, *, alone=False, in_parts=False, device
     """λ and ω after each step, on batches that do not divide evenly and, under STORM, on one sample."""
     model = network(kind, device)
     weights = fsla.SampleWeights(ROWS).to(device, F64)
-    opt = algorithm(model, weights, inner_loss=inner_loss, outer_loss=outer_loss, **options)
-    if alone:
-        opt.problem.together.ranks = ranks.ALONE
+    with ranks.single_process() if alone else nullcontext():
+        opt = algorithm(model, weights, inner_loss=inner_loss, outer_loss=outer_loss, **options)
     generator = torch.Generator().manual_seed(3)
 
     def draw(inner, outer):
@@ -89,17 +89,17 @@ def path(kind, algorithm, options, steps, *, alone=False, in_parts=False, device
 
     found = []
     for k in range(steps):
-        fresh = draw(5, 1) if options.get("momentum") == "storm" else None
+        independent = draw(5, 1) if options.get("momentum") == "storm" else None
         inner, outer = draw(16, 7)
         if in_parts:
             inner = fsla.MicroBatches([tuple(t[:8] for t in inner), tuple(t[8:] for t in inner)])
-        opt.step(inner, outer, fresh=fresh, seed=k)
+        opt.step(inner, outer, independent_batches=independent, seed=k)
         found.append(values(model, weights))
     return torch.stack(found)
 
 
 def trajectories(out, steps):
-    here = ranks.join()
+    here = ranks.get_group()
     gaps = {}
     for name, (algorithm, options) in CASES.items():
         in_parts = "in parts" in name
@@ -117,7 +117,7 @@ def trajectories(out, steps):
 def fit(out, folder, kinds, steps, kills=""):
     """Runs of fit of several kinds, and what went wrong in them; a rank is killed at the given message of each attempt
     ("rank:message,…")."""
-    here = ranks.join()
+    here = ranks.get_group()
     attempt = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
     plan = [kill.split(":") for kill in kills.split(",") if kill]
     if attempt < len(plan) and int(plan[attempt][0]) == here.rank:
@@ -133,7 +133,7 @@ def fit(out, folder, kinds, steps, kills=""):
 
 
 def fit_one(here, folder, kind, steps):
-    batches = "shares" if kind == "own samples" else "whole"
+    own_samples = kind == "own samples"
     model = network(kind)
     weights = fsla.SampleWeights(ROWS).to(F64)
     opt = fsla.FSLA(
@@ -141,15 +141,15 @@ def fit_one(here, folder, kind, steps):
         weights,
         inner_loss=inner_loss,
         outer_loss=outer_loss,
-        products="difference",
+        hvp_method="finite_difference",
         momentum="average",
-        batches=batches,
+        split_batches=not own_samples,
     )
     torch.manual_seed(5 if here.is_first else 99)  # rank 0's holds
     mixed = TensorDataset(X, Y, torch.arange(ROWS))
     train = DataLoader(mixed, batch_size=10, shuffle=True)
-    if batches == "shares":
-        sampler = DistributedSampler(mixed, num_replicas=here.world, rank=here.rank, seed=7)
+    if own_samples:
+        sampler = DistributedSampler(mixed, num_replicas=here.world_size, rank=here.rank, seed=7)
         train = DataLoader(mixed, batch_size=5, sampler=sampler)
     trusted = DataLoader(TensorDataset(X_TRUSTED, Y_TRUSTED), batch_size=7, shuffle=True)
     before = here.messages
@@ -157,35 +157,35 @@ def fit_one(here, folder, kind, steps):
     def evaluate(model):
         return {"loss": float(nn.functional.cross_entropy(model(X_TRUSTED), Y_TRUSTED))}
 
-    history = fsla.fit(
+    result = fsla.fit(
         opt,
         train,
         trusted,
-        steps=steps,
-        folder=folder,
+        max_steps=steps,
+        output_dir=folder,
         save_every=4,
-        evaluate=evaluate,
-        evaluate_every=5,
-        progress=False,
+        eval_fn=evaluate,
+        eval_every=5,
+        progress_bar=False,
     )
-    told = {"steps": history.step, "resumed_from": history.resumed_from, "messages": here.messages - before}
-    return told | {"records": history.records, "values": values(model, weights).tolist()}
+    told = {"steps": result.num_steps, "resumed_from": result.resumed_from, "messages": here.messages - before}
+    return told | {"records": result.records, "values": values(model, weights).tolist()}
 
 
 def die_at(here, message):
     """Kills this process as it begins a message, counted from now."""
-    count, last = here._count, here.messages + message
+    count, last = here.count, here.messages + message
 
     def counted(x):
         count(x)
         if here.messages >= last:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    here._count = counted
+    here.count = counted
 
 
 def begin(weights, **options):
-    options = {"inner_loss": inner_loss, "outer_loss": outer_loss, "products": "difference"} | options
+    options = {"inner_loss": inner_loss, "outer_loss": outer_loss, "hvp_method": "finite_difference"} | options
     return fsla.SOBA(network(options.pop("kind", "plain")), weights, **options)
 
 
@@ -206,10 +206,10 @@ HOURS = Hours()
 
 def wrong(out, *uses):
     """Wrong uses of several processes: all that are named, one after the other, or the last to its end."""
-    joining.SPEAKS_S = LIMIT_S  # on a busy machine rank 0 may be late to say what is wrong
+    joining.REPORT_S = LIMIT_S  # on a busy machine rank 0 may be late to say what is wrong
     if "hang" in uses:
         watch.monotonic, watch.BEATS = HOURS, 100_000
-    here = ranks.join()
+    here = ranks.get_group()
     told = {}
     for what in uses:
         try:
@@ -225,23 +225,23 @@ def use_wrongly(here, what):
     inner, outer = (X[:8], Y[:8], torch.arange(8)), (X_TRUSTED, Y_TRUSTED)
     weights = fsla.SampleWeights(ROWS + (here.rank if what == "data" else 0)).to(F64)
     if what == "settings":
-        begin(weights, products="difference" if here.rank else "exact")
+        begin(weights, hvp_method="finite_difference" if here.rank else "autograd")
     if what == "data":
         begin(weights)
     if what == "exact":
-        begin(weights, kind="shards", products="exact")
+        begin(weights, kind="shards", hvp_method="autograd")
     if what == "uneven":
         size = 8 - here.rank
-        begin(weights, batches="shares").step((X[:size], Y[:size], torch.arange(size)), outer)
+        begin(weights, split_batches=False).step((X[:size], Y[:size], torch.arange(size)), outer)
     if what == "unsplit":
         begin(weights).step(({"texts": "no tensors"},), outer)
     if what == "batches":
         other = (X[8:16], Y[8:16], torch.arange(8, 16)) if here.rank else inner
-        fsla.fit(begin(weights), [other], [outer], steps=2, progress=False)
+        fsla.fit(begin(weights), [other], [outer], max_steps=2, progress_bar=False)
     if what == "sampler":
         mixed = TensorDataset(X, Y, torch.arange(ROWS))
         loader = DataLoader(mixed, sampler=DistributedSampler(mixed))
-        fsla.fit(begin(weights), loader, [outer], steps=2, progress=False)
+        fsla.fit(begin(weights), loader, [outer], max_steps=2, progress_bar=False)
     if what == "hang":
         opt = begin(weights)
         opt.step(inner, outer)

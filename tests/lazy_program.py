@@ -12,9 +12,10 @@ import torch.distributed as dist
 from torch import nn
 
 import fsla
-from fsla import LazyRows, Point, Reduced, Sample, Shard, ShardSampler, WeightedProblem, functional
+from fsla import LazyRowOptimizer, Point, StepBatches, WeightedLossProblem, make_functional
 from fsla._tree import flatten
 from fsla.contrib import load_shards, save_shards
+from fsla.distributed import DataParallelReducer, IndexRange, ShardedSampler, get_group
 from fsla.steps import Box
 from support import F64, normal
 
@@ -24,14 +25,14 @@ ALGORITHMS = {
     "storm": fsla.algorithms.fsla(FALLING),
     "none": fsla.algorithms.fsla(FALLING, momentum="none"),
     "soba": fsla.algorithms.soba(FALLING),
-    "ma_soba in a box": fsla.algorithms.ma_soba(fsla.steps.constant(5.0, 0.2, 0.2, 0.05), project=Box(-0.1, 0.1)),
+    "ma_soba in a box": fsla.algorithms.ma_soba(fsla.steps.constant(5.0, 0.2, 0.2, 0.05), projection=Box(-0.1, 0.1)),
 }
 
 
-def weighted():
+def weighted(reducer=None):
     """A weight and a temperature for each sample; F does not read λ."""
     torch.manual_seed(0)
-    omega, net = functional(nn.Linear(6, 3).to(F64))
+    omega, net = make_functional(nn.Linear(6, 3).to(F64))
     x, y = normal(SAMPLES, 6, seed=1), torch.arange(SAMPLES) % 3
     z, t = normal(TRUSTED, 6, seed=2), torch.arange(TRUSTED) % 3
 
@@ -41,21 +42,22 @@ def weighted():
     def outer(lam, omega, i):
         return nn.functional.cross_entropy(net(omega, z[i]), t[i])
 
-    problem = WeightedProblem(
+    problem = WeightedLossProblem(
         each,
         lambda rows, i: (rows["w"] + rows["pair"].sum(1)).sigmoid(),
         outer,
-        regulariser=lambda omega: 0.05 * sum(p.square().sum() for p in omega.values()),
-        rows=lambda i: i,
-        direct=False,
+        regularizer=lambda omega: 0.05 * sum(p.square().sum() for p in omega.values()),
+        row_index=lambda i: i,
+        outer_uses_lam=False,
+        reducer=reducer,
     )
     lam = {"w": 0.1 * normal(SAMPLES, seed=5), "pair": 0.1 * normal(SAMPLES, 2, seed=6)}
     return problem, Point(lam, omega)
 
 
-def sample(inner, trusted):
+def draw(inner, trusted):
     """Two inner batches, one for ω and v and one for d, and one outer batch, which all ranks draw and share out."""
-    return Sample.draw("grouped", inner, trusted)
+    return StepBatches.draw("grouped", inner, trusted)
 
 
 def trusted_draws():
@@ -63,40 +65,34 @@ def trusted_draws():
     return lambda: torch.randint(TRUSTED, (5,), generator=generator)
 
 
-def swept(algorithm, steps, world):
+def swept(algorithm, steps, world_size):
     """The run that sweeps, in one process, on the batches of all ranks."""
     problem, at = weighted()
-    inner, trusted = ShardSampler.whole(SAMPLES, world, SIZE, seed=3), trusted_draws()
-    state = algorithm.init(problem, at, sample(inner, trusted))
+    inner, trusted = ShardedSampler.global_batches(SAMPLES, world_size, SIZE, seed=3), trusted_draws()
+    state = algorithm.init(problem, at, draw(inner, trusted))
     for _ in range(steps):
-        state = algorithm.step(problem, state, sample(inner, trusted))
+        state = algorithm.step(problem, state, draw(inner, trusted))
     return state
 
 
 class Run:
     """A run on this rank's rows, with its samplers."""
 
-    def __init__(self, algorithm, shard, saved=None):
-        problem, at = weighted()
-        self.reduced = []
-        self.inner, self.trusted = ShardSampler(shard, SIZE, seed=3), trusted_draws()
+    def __init__(self, algorithm, index_range, saved=None):
+        problem, at = weighted(DataParallelReducer())
+        self.inner, self.trusted = ShardedSampler(index_range, SIZE, seed=3), trusted_draws()
+        own = {name: t[index_range.start : index_range.stop] for name, t in at.lam.items()}
+        first = draw(self.inner, self.trusted)
+        self.lazy = LazyRowOptimizer(algorithm, problem, Point(own, at.omega), first, index_range=index_range)
         if saved is not None:
-            self.inner.load_state_dict(saved.also)
-            for _ in range(2 * (saved.run["state"].k + 1)):
+            self.lazy.load_state_dict(saved.state)
+            self.inner.load_state_dict(saved.extra)
+            for _ in range(2 * self.lazy.step_count):
                 self.trusted()
-            self.lazy = LazyRows.restored(algorithm, problem, saved.run, shard=shard, around=self.around)
-            return
-        own = {name: t[shard.first : shard.last] for name, t in at.lam.items()}
-        first = sample(self.inner, self.trusted)
-        self.lazy = LazyRows(algorithm, problem, Point(own, at.omega), first, shard=shard, around=self.around)
-
-    def around(self, problem):
-        self.reduced.append(Reduced(problem))
-        return self.reduced[0]
 
     def advance(self, steps):
         for _ in range(steps):
-            self.lazy.step(sample(self.inner, self.trusted))
+            self.lazy.step(draw(self.inner, self.trusted))
 
 
 def gap(a, b):
@@ -106,28 +102,28 @@ def gap(a, b):
 def main(folder, steps):
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
-    shard = Shard.own(SAMPLES)
+    index_range = IndexRange.for_this_rank(SAMPLES)
     found = {}
     for name, algorithm in ALGORITHMS.items():
-        run = Run(algorithm, shard)
-        run.reduced[0].messages = 0
+        run = Run(algorithm, index_range)
+        before = get_group().messages
         run.advance(steps // 2)
-        messages = run.reduced[0].messages / (steps // 2)
+        messages = (get_group().messages - before) / (steps // 2)
         save_shards(folder / name, run.lazy, run.inner.state_dict())
         run.advance(steps - steps // 2)
         if name == "storm":
-            again = Run(algorithm, shard, load_shards(folder / name, shard))
+            again = Run(algorithm, index_range, load_shards(folder / name, index_range))
             again.advance(steps - steps // 2)
             assert torch.equal(flatten(again.lazy.weights()), flatten(run.lazy.weights()))
         save_shards(folder / name, run.lazy, run.inner.state_dict())
-        lam = run.lazy.gathered(chunk=7)
-        if shard.rank == 0:
-            expected = swept(algorithm, steps, shard.world)
-            gaps = [gap(lam, expected.at.lam), gap(run.lazy.state.at.omega, expected.at.omega)]
+        lam = run.lazy.gather(chunk=7)
+        if index_range.rank == 0:
+            expected = swept(algorithm, steps, index_range.world_size)
+            gaps = [gap(lam, expected.lam.value), gap(run.lazy.state.omega.value, expected.omega.value)]
             found[name] = {"gaps": gaps, "messages": messages}
         else:
             assert lam is None
-    if shard.rank == 0:
+    if index_range.rank == 0:
         (folder / "gaps").write_text(json.dumps(found))
     dist.destroy_process_group()
 

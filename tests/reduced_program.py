@@ -9,18 +9,20 @@ import torch.distributed as dist
 from torch import nn
 
 import fsla
-from fsla import Point, Problem, Sample, WeightedProblem, functional
+from fsla import Point, Problem, StepBatches, WeightedLossProblem, make_functional
 from fsla._tree import flatten
-from fsla.train import Run, make_engine, train
+from fsla.distributed import SINGLE_PROCESS, DataParallelReducer, get_group
+from fsla.train._engine import make_engine
+from fsla.train._run import Run, run_algorithm
 from support import F64, normal
 
 RATES = fsla.steps.Schedule(0.1, 0.2, 0.2, 0.9, power=0.3)
 ALGORITHMS = {
     "fsla": fsla.algorithms.fsla(RATES),
     "soba": fsla.algorithms.soba(RATES),
-    "amigo": fsla.algorithms.amigo(RATES, T=2, Q=2),
-    "mrbo": fsla.algorithms.mrbo(RATES, Q=3, step=0.2),
-    "cg": fsla.algorithms.cg(RATES, K=5),
+    "amigo": fsla.algorithms.amigo(RATES, inner_steps=2, hvp_steps=2),
+    "mrbo": fsla.algorithms.mrbo(RATES, hvp_steps=3, adjoint_lr=0.2),
+    "cg": fsla.algorithms.cg(RATES, hvp_steps=5),
     "f2sa": fsla.algorithms.f2sa(RATES),
 }
 LONG = ("fsla", "soba", "amigo", "f2sa")
@@ -29,9 +31,9 @@ UNEVEN = ("fsla", "cg")
 ROWS = 96
 
 
-def network(samples_have_weights, device="cpu"):
+def network(samples_have_weights, device="cpu", reducer=None):
     torch.manual_seed(0)
-    omega, net = functional(nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3)).to(device, F64))
+    omega, net = make_functional(nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3)).to(device, F64))
     x, z = normal(ROWS, 6, seed=1).to(device), normal(ROWS, 6, seed=2).to(device)
     y = torch.arange(ROWS, device=device) % 3
 
@@ -49,65 +51,79 @@ def network(samples_have_weights, device="cpu"):
         return nn.functional.cross_entropy(net(omega, z[i]), y[i]) + direct
 
     if not samples_have_weights:
-        return Problem(inner, outer), Point({"class": torch.zeros(3, dtype=F64, device=device)}, omega)
-    problem = WeightedProblem(
-        each, lambda rows, i: rows["w"].sigmoid(), outer, regulariser=ridge, rows=lambda i: i, direct=False
+        return Problem(inner, outer, reducer=reducer), Point({"class": torch.zeros(3, dtype=F64, device=device)}, omega)
+    problem = WeightedLossProblem(
+        each,
+        lambda rows, i: rows["w"].sigmoid(),
+        outer,
+        regularizer=ridge,
+        row_index=lambda i: i,
+        outer_uses_lam=False,
+        reducer=reducer,
     )
     return problem, Point({"w": torch.zeros(ROWS, dtype=F64, device=device)}, omega)
 
 
+def reduced(samples_have_weights, device="cpu"):
+    """The same problem, whose batches the processes share."""
+    return network(samples_have_weights, device, DataParallelReducer())
+
+
 def path(problem, at, algorithm, batch, steps, engine="eager", device="cpu"):
-    """λ, ω and d after each step; of a captured one, after the last."""
+    """λ, ω and d after each step, of captured ones after the last; and how many messages a step sends."""
     generator = torch.Generator(device).manual_seed(0)
 
     def draw():
         return torch.randint(ROWS, (batch,), generator=generator, device=device)
 
-    def sample():
-        return Sample.draw("grouped", draw, draw)
+    def batches():
+        return StepBatches.draw("grouped", draw, draw)
 
-    state = algorithm.init(problem, at, sample())
-    if isinstance(problem, fsla.Reduced):
-        problem.messages = 0  # those of the steps count
-    steps_of = make_engine(engine, algorithm, problem, sample, generator, state)
+    state = algorithm.init(problem, at, batches())
+    before = get_group().messages  # those of the steps count
+    steps_of = make_engine(engine, algorithm, problem, batches, generator, state)
     found = []
     for n in [1] * steps if engine == "eager" else [steps]:
         state = steps_of.advance(state, n)
-        found.append(torch.cat([flatten(state.at.lam), flatten(state.at.omega), flatten(state.d)]))
+        found.append(torch.cat([flatten(state.lam.value), flatten(state.omega.value), flatten(state.direction)]))
     assert steps_of.name == engine
-    return torch.stack(found)
+    return torch.stack(found), (get_group().messages - before) / steps
 
 
-def trained(checkpoint):
+def resumed(folder):
     """The gap between a run in two parts, on all ranks, with a clock that is asked, and one on this rank alone."""
     algorithm = ALGORITHMS["fsla"]
     ends = []
-    for reduced in (False, True):
-        problem, at = network(False)
-        problem = fsla.Counted(fsla.Reduced(problem) if reduced else problem)
+    for shared in (False, True):
+        problem, at = network(False, reducer=DataParallelReducer() if shared else None)
+        problem = fsla.CountedProblem(problem)
         generator = torch.Generator().manual_seed(0)
 
         def draw(generator=generator):
-            return Sample.draw("grouped", *[lambda: torch.randint(ROWS, (16,), generator=generator)] * 2)
+            return StepBatches.draw("grouped", *[lambda: torch.randint(ROWS, (16,), generator=generator)] * 2)
 
-        run = Run(algorithm, problem, generator, lambda p=problem, a=at, d=draw: algorithm.init(p, a, d()), draw)
-        for steps in (10, 20) if reduced else (20,):
-            records = train(
-                run,
-                steps=steps,
-                every=5,
-                measure=lambda state: {"omega": flatten(state.at.omega)},
-                checkpoint=checkpoint if reduced else None,
+        def start(problem=problem, at=at, draw=draw):
+            return algorithm.init(problem, at, draw())
+
+        group = get_group() if shared else SINGLE_PROCESS
+        for steps in (10, 20) if shared else (20,):
+            result = run_algorithm(
+                Run(algorithm, problem, generator, start, draw, group),
+                max_steps=steps,
+                eval_every=5,
+                eval_fn=lambda state: {"omega": flatten(state.omega.value)},
+                output_dir=folder if shared else None,
                 save_every=5,
-                budget_s=1e6,
+                max_seconds=1e6,
                 engine="eager",
             )
-        ends.append(torch.tensor(records[-1]["omega"]))
+        ends.append(torch.tensor(result.records[-1]["omega"]))
+    assert result.resumed_from == 10
     return float((ends[0] - ends[1]).abs().max())
 
 
-def main(out, steps, *engines):
-    every = len(engines) > 1
+def main(out, steps, *flags):
+    every = "every" in flags
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     gaps = {}
@@ -115,20 +131,13 @@ def main(out, steps, *engines):
         for name, algorithm in ALGORITHMS.items():
             for batch in (16, 7, 1) if name in UNEVEN else (16,):
                 length = steps if (batch, weights) == (16, False) and (name in LONG or every) else 5
-                problem, at = network(weights)
-                alone = path(problem, at, algorithm, batch, length)
-                reduced = fsla.Reduced(problem)
-                together = path(reduced, at, algorithm, batch, length)
+                alone, _ = path(*network(weights), algorithm, batch, length)
+                together, messages = path(*reduced(weights), algorithm, batch, length)
                 gap = (alone - together).abs().max() / alone.abs().max()
                 dist.all_reduce(gap, dist.ReduceOp.MAX)
                 key = f"{name}, {'weights of samples' if weights else 'weights of classes'}, batches of {batch}"
-                gaps[key] = [float(gap), reduced.messages / length]
-        for engine in engines:
-            problem, at = network(weights)
-            alone = path(problem, at, ALGORITHMS["fsla"], 16, 10)[-1]
-            replayed = path(fsla.Reduced(problem), at, ALGORITHMS["fsla"], 16, 10, engine)[-1]
-            gaps[f"{engine}, {weights}"] = [float((alone - replayed).abs().max()), 0]
-    gaps["train"] = [trained(f"{out}.safetensors"), 0]
+                gaps[key] = [float(gap), messages]
+    gaps["resumed"] = [resumed(f"{out}-run"), 0]
     if dist.get_rank() == 0:
         Path(out).write_text(json.dumps(gaps))
     dist.destroy_process_group()

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fsla import Point, Problem, functional
+from fsla import Point, Problem, make_functional
 from fsla._tree import Tree
 
 F64 = torch.float64
@@ -54,7 +54,7 @@ def network(dtype: torch.dtype = F64, *, width: int = 8, rows: int = 32) -> tupl
     """A small network with a weight for each training sample, and a ridge that makes H positive definite."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(5, width), nn.Tanh(), nn.Linear(width, 3)).to(F64)
-    omega, net = functional(model)
+    omega, net = make_functional(model)
     train = (normal(rows, 5, seed=1).to(dtype), torch.arange(rows) % 3)
     valid = (normal(rows, 5, seed=2).to(dtype), torch.arange(rows) % 3)
 
@@ -74,7 +74,7 @@ def classifier(rows: int, dtype: torch.dtype = F64, *, convolution: bool = True)
     torch.manual_seed(0)
     body = [nn.Conv2d(1, 3, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(12, 4)]
     model = nn.Sequential(*(body if convolution else [nn.Flatten(), nn.Linear(16, 4)])).to(dtype)
-    omega, net = functional(model)
+    omega, net = make_functional(model)
     x, y = normal(rows, 1, 4, 4).to(dtype), torch.arange(rows) % 4
 
     def scores(omega: Tree, index: Tensor) -> Tensor:
@@ -119,32 +119,32 @@ def plain_algorithm_1(
     p: PlainLeastSquares,
     lam: np.ndarray,
     omega: np.ndarray,
-    samples: list[tuple[np.ndarray, ...]],
+    batches: list[tuple[np.ndarray, ...]],
     rates: Callable[[int], tuple[float, float, float, float]],
     *,
-    v_at: str,
+    adjoint_at: str,
     momentum: str,
-    project: Callable[[np.ndarray], np.ndarray] = lambda x: x,
+    projection: Callable[[np.ndarray], np.ndarray] = lambda x: x,
 ) -> list[tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]]:
-    """Algorithm 1, written from the paper: (λ, ω, v, d) for each k. samples[0] starts d; samples[k+1] is ξ_{k+1}."""
+    """Algorithm 1, written from the paper: (λ, ω, v, d) for each k. batches[0] starts d; batches[k+1] is ξ_{k+1}."""
 
     def hypergradient(lam, omega, v, xi):
         return p.outer_lam(lam) - p.cross_times(v, xi[4])
 
     v = np.zeros_like(omega)
-    d = hypergradient(lam, omega, v, samples[0])
+    d = hypergradient(lam, omega, v, batches[0])
     trajectory = [(lam, omega, v, d)]
-    for k, xi in enumerate(samples[1:]):
-        alpha, tau, beta, eta = rates(k)
-        lam_new = project(lam - alpha * d)
-        omega_new = omega - tau * p.inner_grad(lam_new, omega, xi[0])
-        where = omega if v_at == "old" else omega_new
-        v_new = beta * p.outer_omega(where, xi[1]) + (v - beta * p.hessian_times(v, xi[2]))
+    for k, xi in enumerate(batches[1:]):
+        outer_lr, inner_lr, adjoint_lr, new_grad_weight = rates(k)
+        lam_new = projection(lam - outer_lr * d)
+        omega_new = omega - inner_lr * p.inner_grad(lam_new, omega, xi[0])
+        where = omega if adjoint_at == "old_params" else omega_new
+        v_new = adjoint_lr * p.outer_omega(where, xi[1]) + (v - adjoint_lr * p.hessian_times(v, xi[2]))
         g = hypergradient(lam_new, omega_new, v_new, xi)
         if momentum == "storm":
-            d = g + (1 - eta) * (d - hypergradient(lam, omega, v, xi))
+            d = g + (1 - new_grad_weight) * (d - hypergradient(lam, omega, v, xi))
         elif momentum == "average":
-            d = (1 - eta) * d + eta * g
+            d = (1 - new_grad_weight) * d + new_grad_weight * g
         else:
             d = g
         lam, omega, v = lam_new, omega_new, v_new

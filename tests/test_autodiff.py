@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import fsla
-from fsla import Point, Problem
+from fsla import Batch, Point, Problem
 from fsla import _tree as tree
 from fsla_reproduction.problems import LeastSquares, Quadratic, Synthetic
 from support import F64, network, normal, ridge_logistic
@@ -20,19 +20,19 @@ def test_all_oracles_meet_the_closed_form(p, n, seed):
     q = Quadratic.random(p, n, seed=seed)
     at = q.point(normal(p, seed=1), normal(n, seed=2))
     v, u = {"omega": normal(n, seed=3)}, {"lam": normal(p, seed=4)}
-    for found, exact in ((q.losses().inner_at(at, None), q.inner_at(at)),):
+    for found, exact in ((q.losses().inner_at(at, Batch(None)), q.inner_at(at)),):
         assert torch.allclose(found.value, exact.value)
-        assert torch.allclose(found.grad["omega"], exact.grad["omega"])
+        assert torch.allclose(found.grad_omega["omega"], exact.grad_omega["omega"])
         assert torch.allclose(found.hvp(v)["omega"], exact.hvp(v)["omega"])
-        assert torch.allclose(found.cross(v)["lam"], exact.cross(v)["lam"])
-        assert torch.allclose(found.cross_t(u)["omega"], exact.cross_t(u)["omega"])
-        h, j = found.hvp_cross(v)
+        assert torch.allclose(found.mixed_hvp(v)["lam"], exact.mixed_hvp(v)["lam"])
+        assert torch.allclose(found.mixed_hvp_transpose(u)["omega"], exact.mixed_hvp_transpose(u)["omega"])
+        h, j = found.products(v)
         assert torch.allclose(h["omega"], exact.hvp(v)["omega"])
-        assert torch.allclose(j["lam"], exact.cross(v)["lam"])
-    found, exact = q.losses().outer_at(at, None), q.outer_at(at)
+        assert torch.allclose(j["lam"], exact.mixed_hvp(v)["lam"])
+    found, exact = q.losses().outer_at(at, Batch(None)), q.outer_at(at)
     assert torch.allclose(found.value, exact.value)
-    assert torch.allclose(found.d_lam["lam"], exact.d_lam["lam"])
-    assert torch.allclose(found.d_omega["omega"], exact.d_omega["omega"])
+    assert torch.allclose(found.grad_lam["lam"], exact.grad_lam["lam"])
+    assert torch.allclose(found.grad_omega["omega"], exact.grad_omega["omega"])
 
 
 @pytest.mark.parametrize("make", [ridge_logistic, network])
@@ -45,10 +45,10 @@ def test_products_on_many_tensors_meet_dense_derivatives(make):
     flat = tree.flatten(at.lam), tree.flatten(at.omega)
     (_, J), (_, H) = torch.autograd.functional.hessian(flat_loss, flat)
     v, u = tree.unflatten(normal(tree.size(at.omega)), at.omega), tree.unflatten(normal(tree.size(at.lam)), at.lam)
-    G = problem.inner_at(at, train)
+    G = problem.inner_at(at, Batch(train))
     assert torch.allclose(tree.flatten(G.hvp(v)), H @ tree.flatten(v), atol=1e-12)
-    assert torch.allclose(tree.flatten(G.cross(v)), J @ tree.flatten(v), atol=1e-12)
-    assert torch.allclose(tree.flatten(G.cross_t(u)), J.T @ tree.flatten(u), atol=1e-12)
+    assert torch.allclose(tree.flatten(G.mixed_hvp(v)), J @ tree.flatten(v), atol=1e-12)
+    assert torch.allclose(tree.flatten(G.mixed_hvp_transpose(u)), J.T @ tree.flatten(u), atol=1e-12)
 
 
 def test_least_squares_problems_equal_their_closed_forms():
@@ -57,14 +57,14 @@ def test_least_squares_problems_equal_their_closed_forms():
         (LeastSquares.draw(1, rows=40), Point({"lam": normal(4)}, {"omega": normal(5)})),
     ):
         rows = torch.arange(40)
-        G, exact = data.losses().inner_at(at, rows), data.quadratic().inner_at(at)
-        F, outer = data.losses().outer_at(at, rows), data.quadratic().outer_at(at)
+        G, exact = data.losses().inner_at(at, Batch(rows)), data.quadratic().inner_at(at)
+        F, outer = data.losses().outer_at(at, Batch(rows)), data.quadratic().outer_at(at)
         v = {"omega": normal(5, seed=5)}
-        assert torch.allclose(G.grad["omega"], exact.grad["omega"])
+        assert torch.allclose(G.grad_omega["omega"], exact.grad_omega["omega"])
         assert torch.allclose(G.hvp(v)["omega"], exact.hvp(v)["omega"])
-        assert torch.allclose(G.cross(v)["lam"], exact.cross(v)["lam"])
-        assert torch.allclose(F.d_omega["omega"], outer.d_omega["omega"])
-        assert torch.allclose(F.d_lam["lam"], outer.d_lam["lam"])
+        assert torch.allclose(G.mixed_hvp(v)["lam"], exact.mixed_hvp(v)["lam"])
+        assert torch.allclose(F.grad_omega["omega"], outer.grad_omega["omega"])
+        assert torch.allclose(F.grad_lam["lam"], outer.grad_lam["lam"])
 
 
 class Calls:
@@ -83,13 +83,13 @@ def test_each_oracle_is_computed_only_when_asked_and_from_one_graph():
     outer = Calls(lambda lam, omega, batch: omega["w"].square().sum())
     problem, at = Problem(inner, outer), Point({"a": torch.ones(2)}, {"w": torch.ones(2)})
     v = {"w": torch.ones(2)}
-    problem.settle(at, None)
+    problem.settle(at, Batch(None))
     for _ in range(2):  # nothing is remembered from one point to the next
         inner.count = outer.count = 0
-        G, F = problem.inner_at(at, None).linearised(), problem.outer_at(at, None)
+        G, F = problem.inner_at(at, Batch(None)).linearized(), problem.outer_at(at, Batch(None))
         assert (inner.count, outer.count) == (0, 0)
         for _ in range(3):
-            _ = G.grad, G.hvp(v), G.cross(v), G.hvp_cross(v), G.value, F.d_omega, F.d_lam, F.value
+            _ = G.grad_omega, G.hvp(v), G.mixed_hvp(v), G.products(v), G.value, F.grad_omega, F.grad_lam, F.value
         assert (inner.count, outer.count) == (1, 1)
 
 
@@ -97,10 +97,10 @@ def test_a_view_that_is_not_linearised_makes_its_graph_anew():
     inner = Calls(lambda lam, omega, batch: (lam["a"] * omega["w"].square()).sum())
     problem = Problem(inner, GOOD_F)
     at, v = Point({"a": torch.ones(2)}, {"w": torch.ones(2)}), {"w": torch.ones(2)}
-    problem.settle(at, None)
+    problem.settle(at, Batch(None))
     inner.count = 0
-    G = problem.inner_at(at, None)
-    _ = G.hvp(v), G.grad, G.value  # the first product leaves the gradient and the value
+    G = problem.inner_at(at, Batch(None))
+    _ = G.hvp(v), G.grad_omega, G.value  # the first product leaves the gradient and the value
     assert inner.count == 1
     _ = G.hvp(v)
     assert inner.count == 2
@@ -108,21 +108,21 @@ def test_a_view_that_is_not_linearised_makes_its_graph_anew():
 
 def test_a_problem_is_the_same_after_a_run():
     problem, at, train, valid = network()
-    problem.settle(at, train)
+    problem.settle(at, Batch(train))
     before = dict(vars(problem))
-    xi = fsla.Sample.full(train, valid)
+    batches = fsla.StepBatches.shared(train, valid)
     for name in ("fsla", "cg", "bp", "soba"):
-        solver = fsla.algorithms.ALL[name](fsla.steps.constant(0.1, 0.1, 0.1, 0.5))
-        solver.step(problem, solver.init(problem, at, xi), xi)
-    fsla.hypergradient(problem, at, train, valid, "tangent", steps=2)
+        algorithm = fsla.algorithms.get_algorithm(name)(fsla.steps.constant(0.1, 0.1, 0.1, 0.5))
+        algorithm.step(problem, algorithm.init(problem, at, batches), batches)
+    fsla.hypergradient(problem, at, train, valid, "forward_unrolled", num_steps=2)
     assert vars(problem) == before
 
 
 def test_a_derivative_by_lam_that_only_some_batches_have_is_never_taken_for_zero():
     outer = lambda lam, omega, batch: (omega["w"] * (lam["a"] if batch else 1)).square().sum()  # noqa: E731
     problem = Problem(GOOD_G, outer)
-    assert torch.equal(problem.outer_at(AT, False).d_lam["a"], torch.zeros(2))
-    assert torch.equal(problem.outer_at(AT, True).d_lam["a"], torch.full((2,), 2.0))
+    assert torch.equal(problem.outer_at(AT, Batch(False)).grad_lam["a"], torch.zeros(2))
+    assert torch.equal(problem.outer_at(AT, Batch(True)).grad_lam["a"], torch.full((2,), 2.0))
 
 
 def test_a_loss_that_rebinds_its_arguments_changes_nothing_else():
@@ -134,13 +134,13 @@ def test_a_loss_that_rebinds_its_arguments_changes_nothing_else():
     plain = Problem(lambda lam, omega, batch: (2 * lam["a"] * omega["w"] ** 2).sum(), GOOD_F)
     at = Point({"a": normal(2)}, {"w": normal(2, seed=1)})
     v = {"w": normal(2, seed=2)}
-    for mode in ("auto", "forward", "reverse", "difference"):
-        G, H = Problem(inner, GOOD_F, mode=mode).inner_at(at, None), plain.inner_at(at, None)
+    for hvp_method in ("auto", "forward_over_reverse", "reverse_over_reverse", "finite_difference"):
+        G, H = Problem(inner, GOOD_F, hvp_method=hvp_method).inner_at(at, Batch(None)), plain.inner_at(at, Batch(None))
         for _ in range(2):
             assert torch.allclose(G.hvp(v)["w"], H.hvp(v)["w"])
-            assert torch.allclose(G.cross(v)["a"], H.cross(v)["a"])
-            assert torch.allclose(G.grad["w"], H.grad["w"])
-            assert torch.allclose(G.d_lam["a"], H.d_lam["a"])
+            assert torch.allclose(G.mixed_hvp(v)["a"], H.mixed_hvp(v)["a"])
+            assert torch.allclose(G.grad_omega["w"], H.grad_omega["w"])
+            assert torch.allclose(G.grad_lam["a"], H.grad_lam["a"])
 
 
 @pytest.mark.parametrize("make", [ridge_logistic, network])
@@ -149,45 +149,47 @@ def test_first_derivatives_of_g_come_alone_or_together(make):
     lam = {name: t.clone().requires_grad_() for name, t in at.lam.items()}
     value = problem.inner_loss(lam, at.omega, train)
     expected = dict(zip(lam, torch.autograd.grad(value, list(lam.values())), strict=True))
-    for mode in ("reverse", "forward", "difference"):
-        G = Problem(problem.inner_loss, problem.outer_loss, mode=mode).inner_at(at, train)
+    for hvp_method in ("reverse_over_reverse", "forward_over_reverse", "finite_difference"):
+        G = Problem(problem.inner_loss, problem.outer_loss, hvp_method=hvp_method).inner_at(at, Batch(train))
         grad, d_lam = G.gradients()
         for name, t in expected.items():
-            assert torch.allclose(G.d_lam[name], t)
+            assert torch.allclose(G.grad_lam[name], t)
             assert torch.allclose(d_lam[name], t)
-        for name, t in problem.inner_at(at, train).grad.items():
+        for name, t in problem.inner_at(at, Batch(train)).grad_omega.items():
             assert torch.allclose(grad[name], t)
 
 
-@pytest.mark.parametrize("mode", ["forward", "reverse"])
-def test_products_are_right_in_any_order(mode):
+@pytest.mark.parametrize("hvp_method", ["forward_over_reverse", "reverse_over_reverse"])
+def test_products_are_right_in_any_order(hvp_method):
     """A graph is given up with the first product, and is there again for whatever follows."""
     v, u = {"w": normal(3, seed=1)}, {"a": normal(3, seed=2)}
     at = Point({"a": normal(3)}, {"w": normal(3, seed=3)})
     asked = {
-        "grad": lambda G: G.grad["w"],
+        "grad_omega": lambda G: G.grad_omega["w"],
         "value": lambda G: G.value,
         "hvp": lambda G: G.hvp(v)["w"],
-        "cross": lambda G: G.cross(v)["a"],
-        "hvp_cross": lambda G: torch.cat([G.hvp_cross(v)[0]["w"], G.hvp_cross(v)[1]["a"]]),
-        "cross_t": lambda G: G.cross_t(u)["w"],
+        "mixed_hvp": lambda G: G.mixed_hvp(v)["a"],
+        "products": lambda G: torch.cat([G.products(v)[0]["w"], G.products(v)[1]["a"]]),
+        "mixed_hvp_transpose": lambda G: G.mixed_hvp_transpose(u)["w"],
     }
 
     def problem():
-        return Problem(lambda lam, omega, _: (lam["a"] * omega["w"] ** 3).sum(), lambda *a: a[1]["w"].sum(), mode=mode)
+        return Problem(
+            lambda lam, omega, _: (lam["a"] * omega["w"] ** 3).sum(), lambda *a: a[1]["w"].sum(), hvp_method=hvp_method
+        )
 
-    alone = {name: ask(problem().inner_at(at, None)) for name, ask in asked.items()}
+    alone = {name: ask(problem().inner_at(at, Batch(None))) for name, ask in asked.items()}
     assert torch.allclose(alone["hvp"], 6 * at.lam["a"] * at.omega["w"] * v["w"])
-    assert torch.allclose(alone["cross"], 3 * at.omega["w"] ** 2 * v["w"])
+    assert torch.allclose(alone["mixed_hvp"], 3 * at.omega["w"] ** 2 * v["w"])
     for order in itertools.permutations(asked):
-        G = problem().inner_at(at, None)
+        G = problem().inner_at(at, Batch(None))
         for name in order:
             assert torch.allclose(asked[name](G), alone[name]), (order, name)
 
 
 def test_a_refused_product_changes_nothing():
     problem = Problem(lambda lam, omega, _: (lam["a"] * omega["w"] ** 3).sum(), lambda *a: a[1]["w"].sum())
-    G = problem.inner_at(Point({"a": torch.ones(2)}, {"w": torch.ones(2)}), None)
+    G = problem.inner_at(Point({"a": torch.ones(2)}, {"w": torch.ones(2)}), Batch(None))
     with pytest.raises(ValueError, match="same keys"):
         G.hvp({"x": torch.ones(2)})
     assert torch.equal(G.hvp({"w": torch.ones(2)})["w"], torch.full((2,), 6.0))
@@ -208,9 +210,9 @@ def test_the_graph_is_given_up_with_the_only_product():
             return 2 * g * ctx.saved_tensors[0]
 
     problem = Problem(lambda lam, omega, _: (lam["a"] * Square.apply(omega["w"])).sum(), lambda *a: a[1]["w"].sum())
-    G = problem.inner_at(Point({"a": torch.ones(2)}, {"w": torch.ones(2)}), None)
+    G = problem.inner_at(Point({"a": torch.ones(2)}, {"w": torch.ones(2)}), Batch(None))
     assert torch.equal(G.hvp({"w": torch.ones(2)})["w"], torch.full((2,), 2.0))
-    assert torch.equal(G.grad["w"], torch.full((2,), 2.0))
+    assert torch.equal(G.grad_omega["w"], torch.full((2,), 2.0))
     gc.collect()
     assert all(ref() is None for ref in saved)
 
@@ -218,25 +220,25 @@ def test_the_graph_is_given_up_with_the_only_product():
 def test_an_outer_loss_without_lam_saves_its_derivative():
     outer = Calls(lambda lam, omega, batch: omega["w"].square().sum())
     at = Point({"a": torch.ones(2)}, {"w": torch.ones(2)})
-    for direct, count in ((False, 0), (True, 5)):
-        problem = Problem(GOOD_G, outer, direct=direct)
+    for outer_uses_lam, count in ((False, 0), (True, 5)):
+        problem = Problem(GOOD_G, outer, outer_uses_lam=outer_uses_lam)
         for _ in range(5):
-            assert torch.equal(problem.outer_at(at, None).d_lam["a"], torch.zeros(2))
+            assert torch.equal(problem.outer_at(at, Batch(None)).grad_lam["a"], torch.zeros(2))
         assert outer.count == count
 
 
 def test_losses_work_under_no_grad_and_leave_no_graph_behind():
     problem, at, train, valid = ridge_logistic()
     with torch.no_grad():
-        G, F = problem.inner_at(at, train), problem.outer_at(at, valid)
+        G, F = problem.inner_at(at, Batch(train)), problem.outer_at(at, Batch(valid))
         out = [
-            G.grad,
+            G.grad_omega,
             G.hvp(at.omega),
-            G.cross(at.omega),
-            G.cross_t(at.lam),
-            F.d_lam,
-            F.d_omega,
-            *G.hvp_cross(at.omega),
+            G.mixed_hvp(at.omega),
+            G.mixed_hvp_transpose(at.lam),
+            F.grad_lam,
+            F.grad_omega,
+            *G.products(at.omega),
         ]
     assert not any(t.requires_grad for x in out for t in x.values())
 
@@ -246,12 +248,12 @@ def test_a_tensor_that_a_loss_does_not_reach_has_the_gradient_zero():
         lambda lam, omega, batch: (lam["a"] * omega["w"]).square().sum(), lambda lam, omega, batch: omega["w"].sum()
     )
     at = Point({"a": torch.ones(2), "spare": torch.ones(3)}, {"w": torch.ones(2), "spare": torch.ones(1)})
-    G = problem.inner_at(at, None)
+    G = problem.inner_at(at, Batch(None))
     v = {"w": torch.ones(2), "spare": torch.ones(1)}
-    assert torch.equal(G.grad["spare"], torch.zeros(1))
+    assert torch.equal(G.grad_omega["spare"], torch.zeros(1))
     assert torch.equal(G.hvp(v)["spare"], torch.zeros(1))
-    assert torch.equal(G.cross(v)["spare"], torch.zeros(3))
-    assert torch.equal(problem.outer_at(at, None).d_omega["spare"], torch.zeros(1))
+    assert torch.equal(G.mixed_hvp(v)["spare"], torch.zeros(3))
+    assert torch.equal(problem.outer_at(at, Batch(None)).grad_omega["spare"], torch.zeros(1))
 
 
 AT = Point({"a": torch.ones(2)}, {"w": torch.ones(2)})
@@ -279,9 +281,12 @@ GOOD_F = lambda lam, omega, batch: omega["w"].square().sum()  # noqa: E731
 def test_losses_that_cannot_be_right_get_one_message(inner, outer, error, text, front):
     def use(problem):
         if front == "hypergradient":
-            return fsla.hypergradient(problem, AT, None, None, "cg", steps=1)
-        solver, xi = fsla.algorithms.fsla(fsla.steps.constant(0.1, 0.1, 0.1)), fsla.Sample.full(None, None)
-        return solver.step(problem, solver.init(problem, AT, xi), xi)
+            return fsla.hypergradient(problem, AT, None, None, "cg", num_steps=1)
+        algorithm, batches = (
+            fsla.algorithms.fsla(fsla.steps.constant(0.1, 0.1, 0.1)),
+            fsla.StepBatches.shared(None, None),
+        )
+        return algorithm.step(problem, algorithm.init(problem, AT, batches), batches)
 
     with pytest.raises(error, match=text):
         use(Problem(inner, outer))
@@ -293,7 +298,7 @@ def test_losses_must_be_callable():
 
 
 def test_a_vector_of_the_wrong_form_is_refused():
-    G = Problem(GOOD_G, GOOD_F).inner_at(AT, None)
+    G = Problem(GOOD_G, GOOD_F).inner_at(AT, Batch(None))
     for v, text in (
         ({"x": torch.ones(2)}, "same keys"),
         ({"w": torch.ones(1)}, "shape"),
@@ -302,4 +307,4 @@ def test_a_vector_of_the_wrong_form_is_refused():
         with pytest.raises(ValueError, match=text):
             G.hvp(v)
         with pytest.raises(ValueError, match=text):
-            G.cross(v)
+            G.mixed_hvp(v)

@@ -50,27 +50,30 @@ def mixed(n=400, rate=0.3, seed=1):
 
 
 def test_weights_are_called_with_numbers():
-    weights = fsla.SampleWeights(5, start=0.25)
+    weights = fsla.SampleWeights(5, init=0.25)
     torch.testing.assert_close(weights(torch.tensor([0, 4, 4])), torch.full((3,), 0.25))
-    assert weights.values.shape == (5,)
+    assert weights.weights.shape == (5,)
     groups = fsla.GroupWeights(["web", "book", "web", "book", "book"])
     assert groups.names == ["web", "book"]
-    assert groups.index.tolist() == [0, 1, 0, 1, 1]
-    assert groups.table() == {"web": 0.5, "book": 0.5}
+    assert groups.group_index.tolist() == [0, 1, 0, 1, 1]
+    assert groups.as_dict() == {"web": 1.0, "book": 1.0}
     assert fsla.GroupWeights(3).names == [0, 1, 2]
     product = fsla.ProductWeights(groups, weights)
-    torch.testing.assert_close(product(torch.tensor([0, 1]), torch.tensor([2, 2])), torch.full((2,), 0.125))
+    torch.testing.assert_close(product(torch.tensor([0, 1]), torch.tensor([2, 2])), torch.full((2,), 0.25))
     assert len(list(product.parameters())) == 2
 
 
 @pytest.mark.parametrize(
     ("build", "text"),
     [
-        (lambda: fsla.SampleWeights(0), "'count' of SampleWeights must be at least 1"),
-        (lambda: fsla.SampleWeights(3, start=1.0), r"'start' of SampleWeights must lie in \(0, 1\)"),
-        (lambda: fsla.GroupWeights([]), "the group of each sample"),
+        (lambda: fsla.SampleWeights(0), "'num_samples' of SampleWeights must be at least 1"),
+        (lambda: fsla.SampleWeights(3, init=1.0), r"'init' of SampleWeights must lie in \(0, 1\)"),
+        (lambda: fsla.GroupWeights([]), "at least two groups"),
         (lambda: fsla.ProductWeights(fsla.SampleWeights(2)), "at least two factors"),
-        (lambda: fsla.ProductWeights(fsla.SampleWeights(2), fsla.SampleWeights(2))(torch.zeros(1)), "a number each"),
+        (
+            lambda: fsla.ProductWeights(fsla.SampleWeights(2), fsla.SampleWeights(2))(torch.zeros(1)),
+            "as many arguments",
+        ),
     ],
 )
 def test_bad_weights_get_one_message(build, text):
@@ -84,7 +87,7 @@ def test_group_weights_serve_any_loss(task):
     torch.manual_seed(0)
     n = 200
     groups = fsla.GroupWeights(["good", "bad"] * (n // 2))
-    bad = groups.index == 1
+    bad = groups.group_index == 1
     if task == "sequences":
         x = torch.randint(5, (n, 6))
         y = (x + 1) % 5  # the next symbol
@@ -109,14 +112,14 @@ def test_group_weights_serve_any_loss(task):
         model,
         groups,
         inner_loss=lambda model, weights, i: (
-            (weights(weights.index[i]) * losses(model, i)).mean()
+            (weights(weights.group_index[i]) * losses(model, i)).mean()
             + 1e-3 * sum(p.square().sum() for p in model.parameters())
         ),
         outer_loss=lambda model, weights, i: losses(model, i).mean(),
     )
     for _ in range(150):
         opt.step(torch.randint(n, (64,)), trusted)
-    found = groups.table()
+    found = groups.as_dict()
     assert found["good"] > found["bad"] + 0.3, found
 
 

@@ -7,11 +7,13 @@ import sys
 import pytest
 import torch
 
-from fsla import algorithms, cli
-from fsla.problems import Counts
+from fsla import cli
+from fsla.algorithms import list_algorithms
+from fsla.problems import BatchSpec, OracleCounts
+from fsla_benchmarks.compare import methods
 from fsla_benchmarks.compare import runs as compare_runs
 from fsla_benchmarks.compare.experiment import CompareSpec, Unit, carry_out, prepare, records_of
-from fsla_benchmarks.compare.methods import METHODS, known, make, settings
+from fsla_benchmarks.compare.methods import METHODS, RANGES, make, settings
 from fsla_benchmarks.compare.plot import draw
 from fsla_benchmarks.compare.problems import PROBLEMS, least_squares, quadratic, sources
 from fsla_benchmarks.compare.report import Curve, Results, ratios
@@ -47,11 +49,12 @@ def without_seconds(folder):
 
 
 def test_every_algorithm_has_a_row():
-    assert set(algorithms.ALL) | {"fsla_automatic", "soba_automatic"} == set(METHODS)
-    assert list(known()) == list(METHODS)
+    assert {*list_algorithms(), "fsla_automatic", "soba_automatic"} == set(METHODS)
+    for method in METHODS.values():
+        assert set(method.searched) <= {*RANGES, "power"}
 
 
-@pytest.mark.parametrize("name", known())
+@pytest.mark.parametrize("name", METHODS)
 def test_every_method_runs_on_a_problem_and_keeps_its_budget(name):
     data = LeastSquares.draw(0, rows=64, p=2, n=3)
     task = least_squares(data)
@@ -140,19 +143,19 @@ def test_mnist_is_left_out_where_there_is_none_and_the_reason_is_said(tmp_path):
 
 def test_what_goes_wrong_in_a_worker_is_one_message(tmp_path):
     plan = prepare(tmp_path / "out", CompareSpec(seeds=1, algorithms=("soba",), problems=("quadratic",)))
-    setting = {"alpha": -1.0, "tau": 1.0, "beta": 1.0, "eta": 1.0, "power": 0.0}
+    setting = {**dict.fromkeys(RANGES, 1.0), "outer_lr": -1.0, "power": 0.0}
     trial = {"problem": "quadratic", "algorithm": "soba", "kind": "trial", "setting": setting, "value": 1.0}
     plan.folder.save("quadratic-soba-tuning", [trial])
-    with pytest.raises(RunError, match=r"soba must run on quadratic. It raised ValueError: The 'alpha' of Schedule"):
+    with pytest.raises(RunError, match=r"soba must run on quadratic. It raised ValueError: The 'outer_lr' of Schedule"):
         carry_out(plan, workers=Workers(2))
     assert plan.folder.finished("quadratic-least")
 
 
 def test_what_goes_wrong_in_a_run_is_one_message(monkeypatch):
-    def broken(*args):
+    def broken(name):
         raise TypeError("no such thing.")
 
-    monkeypatch.setitem(algorithms.ALL, "soba", broken)
+    monkeypatch.setattr(methods, "get_algorithm", broken)
     with pytest.raises(RunError, match=r"soba must run on quadratic. It raised TypeError: no such thing."):
         records_of(SMALL, None, Unit("quadratic", "soba", 1), settings("soba", TASK, 1)[0])
 
@@ -175,7 +178,7 @@ def test_the_measure_is_zero_at_the_minimum_of_the_quadratic_and_costs_nothing()
 
 
 def test_calls_are_counted_by_the_size_of_the_batch():
-    counts = Counts(grad=64, hvp=128, cross=64, joint=64, d_omega=32, inner_views=1000)
+    counts = OracleCounts(grad=64, hvp=128, mixed_hvp=64, joint=64, outer_grad_omega=32, inner_views=1000)
     assert price(counts, 64) == (64 + 128 + 64 + 32) / 64  # a joint pass counts as the two products that it gives
     setting = settings("soba", TASK, 1)[0]
     stochastic = run(TASK, "soba", setting, 1, [2000.0])[0].progress
@@ -198,7 +201,7 @@ def test_a_step_beyond_a_mark_does_not_count_for_it():
 
 
 def test_a_run_that_diverges_is_infinitely_bad_and_ends():
-    setting = {"alpha": 1e3, "tau": 1e3, "beta": 1e3, "eta": 1.0, "power": 0.0}
+    setting = {"outer_lr": 1e3, "inner_lr": 1e3, "adjoint_lr": 1e3, "new_grad_weight": 1.0, "power": 0.0}
     stops = run(TASK, "soba", setting, 1, [100.0, 10_000.0])
     assert stops[-1].progress.at is None
     assert stops[-1].measured is None
@@ -209,13 +212,13 @@ def test_settings_depend_on_problem_and_method_alone_and_lie_in_their_ranges():
     drawn = settings("fsla", TASK, 16)
     assert drawn == settings("fsla", quadratic(), 16)
     assert drawn[:2] == settings("fsla", TASK, 2)
-    assert drawn[0]["alpha"] != settings("soba", TASK, 1)[0]["alpha"]
+    assert drawn[0]["outer_lr"] != settings("soba", TASK, 1)[0]["outer_lr"]
     for setting in drawn:
-        assert 0.03 <= setting["tau"] * TASK.curvature <= 1
-        assert 1e-3 <= setting["alpha"] * TASK.scales.slope <= 3
+        assert 0.03 <= setting["inner_lr"] * TASK.curvature <= 1
+        assert 1e-3 <= setting["outer_lr"] * TASK.scales.slope <= 3
         assert setting["power"] in (0.0, 0.5)
-    assert {setting["eta"] for setting in settings("soba", TASK, 4)} == {1.0}  # it has none
-    assert make("stocbio", TASK, drawn[0]).estimator.solve.beta == drawn[0]["beta"]
+    assert {setting["new_grad_weight"] for setting in settings("soba", TASK, 4)} == {1.0}  # it has none
+    assert make("stocbio", TASK, drawn[0]).estimator.solve.adjoint_lr == drawn[0]["adjoint_lr"]
 
 
 def test_the_search_has_a_seed_of_its_own_and_its_best_setting_is_run(tmp_path):
@@ -283,7 +286,9 @@ def test_problems_have_what_methods_need():
     assert [len(t) for t in task.inner_batch(generator)] == [64, 64, 64]
     assert len(task.inner_batches) == 1000 // 64
     assert sum(len(batch[0]) for batch in task.outer_batches) == 200 // 64 * 64
-    numbers = {int(compare_runs.sampler(task, "saba", None, generator)(0).inner.number) for _ in range(60)}
+    numbers = {
+        int(compare_runs.sampler(task, "saba", BatchSpec(), generator)(0).inner_grad[0].number) for _ in range(60)
+    }
     assert numbers <= set(range(15))
     assert len(numbers) > 5
     best = task.measure({"logit": 3 - torch.arange(10, dtype=torch.float64)}, task.start.omega)

@@ -14,10 +14,10 @@ from torch.utils.data import DataLoader
 import fsla
 from fsla import _container as container
 from fsla import algorithms
-from fsla.contrib import LazyRows, load_shards, save_shards
-from fsla.problems import Shard
+from fsla.contrib import LazyRowOptimizer, load_shards, save_shards
+from fsla.distributed import IndexRange
 from fsla.steps import constant
-from fsla.train import _manager as manager
+from fsla.train import _stores as stores
 from fsla.train import load_checkpoint, save_checkpoint
 from lazy_program import weighted
 
@@ -29,7 +29,7 @@ def fitted(steps, folder):
     model = torch.nn.Linear(2, 1)
     opt = fsla.SOBA(model, fsla.SampleWeights(4), inner_loss=inner_loss, outer_loss=outer_loss)
     loader = DataLoader(torch.arange(4), batch_size=4)
-    return fsla.fit(opt, loader, loader, steps=steps, folder=folder, evaluate_every=1, progress=False)
+    return fsla.fit(opt, loader, loader, max_steps=steps, output_dir=folder, eval_every=1, progress_bar=False)
 
 
 def inner_loss(model, weights, i):
@@ -48,8 +48,8 @@ def written(tmp_path_factory):
     fitted(2, folder / "fit")
     algorithm = algorithms.soba(constant(3.0, 0.2, 0.2))
     problem, at = weighted()
-    xi = fsla.Sample.full(torch.arange(101), torch.arange(10))
-    run = LazyRows(algorithm, problem, at, xi)
+    batches = fsla.StepBatches.shared(torch.arange(101), torch.arange(10))
+    run = LazyRowOptimizer(algorithm, problem, at, batches)
     save_shards(folder, run)
     random = np.random.default_rng(0)
     x, y = random.standard_normal((40, 3)), np.array(["a", "b"] * 20)
@@ -57,10 +57,10 @@ def written(tmp_path_factory):
     groups = np.arange(40) % 2
     fsla.HyperCleaner(**options).fit(x, y, x[:8], y[:8], groups).save(folder / "cleaner")
     fsla.DataWeigher(**options).fit(x, x[:, 0], groups, x[:8], x[:8, 0]).save(folder / "weigher")
-    shard = Shard(101)
+    shard = IndexRange(101)
     return {
         "checkpoint": (folder / "x", load_checkpoint),
-        "fit": (folder / "fit" / "checkpoint-00000002.safetensors", lambda path: container.read(path, manager._KIND)),
+        "fit": (folder / "fit" / "checkpoint-00000002.safetensors", lambda path: container.read(path, stores.KIND)),
         "rank": (folder / "rank-0-of-1" / "step-0.safetensors", lambda path: load_shards(path.parents[1], shard)),
         "manifest": (folder / "manifest.fsla", lambda path: load_shards(path.parent, shard)),
         "cleaner": (folder / "cleaner", fsla.HyperCleaner.load),
@@ -229,7 +229,7 @@ def test_checkpoints_of_a_run_have_its_id_after_a_resume_too(tmp_path):
     names = ("one", "one", "other")
     for steps, name in zip((2, 4, 2), names, strict=True):
         fitted(steps, tmp_path / name)
-    ids = {name: {container.read(p, manager._KIND).run_id for p in (tmp_path / name).glob("c*")} for name in names}
+    ids = {name: {container.read(p, stores.KIND).run_id for p in (tmp_path / name).glob("c*")} for name in names}
     assert len(ids["one"]) == len(ids["other"]) == 1
     assert ids["one"] != ids["other"]
 
@@ -238,10 +238,10 @@ def test_load_shards_refuses_the_file_of_another_run(tmp_path):
     """Its rank, step and sizes are the same."""
     algorithm = algorithms.soba(constant(3.0, 0.2, 0.2))
     problem, at = weighted()
-    xi = fsla.Sample.full(torch.arange(101), torch.arange(10))
+    batches = fsla.StepBatches.shared(torch.arange(101), torch.arange(10))
     for name, also in (("one", 1), ("other", 2)):
-        save_shards(tmp_path / name, LazyRows(algorithm, problem, at, xi), also)
+        save_shards(tmp_path / name, LazyRowOptimizer(algorithm, problem, at, batches), also)
     rank = "rank-0-of-1/step-0.safetensors"
     (tmp_path / "one" / rank).write_bytes((tmp_path / "other" / rank).read_bytes())
     with pytest.raises(fsla.CheckpointError, match=r"it is not the file that manifest\.fsla names"):
-        load_shards(tmp_path / "one", Shard(101))
+        load_shards(tmp_path / "one", IndexRange(101))

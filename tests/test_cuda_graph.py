@@ -1,60 +1,54 @@
 """The guards of the CUDA graph engine, with a recorder that plays the device's part on a CPU."""
 
+import shutil
 import warnings
+from dataclasses import dataclass, replace
+from functools import partial
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import fsla
-from fsla import Counted, Point, Problem, Sample
-from fsla.steps import Rates
-from fsla.train import EngineWarning
-from fsla.train import _cuda_graph as cuda_graph
-from fsla.train._cuda_graph import CudaGraph
+from fsla import CountedProblem, OracleCounts, Point, Problem, StepBatches
+from fsla.algorithms import Alternating, Simultaneous, get_algorithm, list_algorithms
+from fsla.steps import STORM, Automatic, Rates, Schedule, Scheduled
+from fsla.train import _captured as cuda_graph
+from fsla.train._captured import CaptureError, EngineWarning
 from fsla.train._engine import Eager
-from fsla.train._program import CaptureError
+from recorder import captured
 from support import F64, normal
 
 X = normal(40, 3)
 START = Point({"l": normal(1)}, {"w": normal(3, seed=1)})
+FALLING = Schedule(0.05, 0.1, 0.1, 0.5, power=0.5)
+needs_compiler = pytest.mark.skipif(
+    not (shutil.which("g++") or shutil.which("clang++")),
+    reason="there is no C++ compiler; apt-get install g++ installs one",
+)
 
 
-class Recorder:
-    """Work is recorded without being done: its Python runs once, on tensors and a generator that are then set back.
+def algorithm_of(name):
+    return get_algorithm(name)(FALLING, **({"max_adjoint_norm": 1e3} if name in ("fdehbo", "hjfbio") else {}))
 
-    `freeze` returns what to call before a replay, to have things as they were when recorded; that returns its undoing.
-    """
 
-    def __init__(self, generator, problem, held, freeze):
-        self._generator, self._problem, self._held, self._freeze = generator, problem, held, freeze
-        self.replays = 0
-        self.fails_at = None
+@dataclass(frozen=True)
+class Jumping(Scheduled):
+    """Sizes that are no formula of k."""
 
-    def warm_up(self, work):
-        work()
-
-    def record(self, work):
-        random, parts = self._generator.get_state(), [t.clone() for t in self._held()]
-        work()
-        self._generator.set_state(random)
-        for t, before in zip(self._held(), parts, strict=True):
-            t.copy_(before)
-        as_recorded = self._freeze()
-
-        def replay():
-            self.replays += 1
-            if self.replays == self.fails_at:
-                raise RuntimeError("the device has gone")
-            undo = as_recorded()
-            self._problem.counting(work)
-            if undo is not None:
-                undo()
-
-        return replay
+    def rates(self, k, state=None):
+        return Rates(0.05, 0.1 if k in {1, 5, 6} else 0.03, 0.1, 0.5)
 
 
 def make(
-    *, lenient=True, inner=None, draw=None, rates=None, freeze=lambda: lambda: None, algorithm=fsla.algorithms.fsla
+    *,
+    name="graph",
+    lenient=True,
+    inner=None,
+    draw=None,
+    rates=FALLING,
+    freeze=lambda: lambda: None,
+    algorithm=fsla.algorithms.fsla,
 ):
     generator = torch.Generator().manual_seed(3)
 
@@ -63,22 +57,20 @@ def make(
 
     def sample():
         rows = torch.randint(40, (8,), generator=generator)
-        return Sample.full(rows, None)
+        return StepBatches.shared(rows, None)
 
-    problem = Counted(Problem(inner or loss, lambda lam, omega, batch: (omega["w"] - 1).square().sum()))
-    algorithm = algorithm(rates or fsla.steps.Schedule(0.05, 0.1, 0.1, 0.5, power=0.5))
+    problem = CountedProblem(Problem(inner or loss, lambda lam, omega, batch: (omega["w"] - 1).square().sum()))
+    algorithm = algorithm(rates)
     draw = draw or sample
-    engines = []
-    recorder = Recorder(generator, problem, lambda: cuda_graph.tensors(engines[0]._held[1:]), freeze)
-    engines.append(CudaGraph("graph", algorithm, problem, draw, generator, lenient=lenient, recorder=recorder))
+    engine, recorder = captured(name, algorithm, problem, draw, generator, lenient=lenient, freeze=freeze)
     eager = Eager(algorithm, problem, draw)
-    start = algorithm.init(problem, START, Sample.full(torch.arange(8), None))
-    return engines[0], eager, start, generator, problem, recorder
+    start = algorithm.init(problem, START, StepBatches.shared(torch.arange(8), None))
+    return engine, eager, start, generator, problem, recorder
 
 
 def run(engine, start, generator, problem, calls, change=lambda i: None):
     generator.manual_seed(3)
-    problem.calls = fsla.Counts()
+    problem.calls = OracleCounts()
     state = start
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
@@ -88,38 +80,108 @@ def run(engine, start, generator, problem, calls, change=lambda i: None):
     return state, problem.calls, generator.get_state(), [str(w.message) for w in said if w.category is EngineWarning]
 
 
-def agree(a, b):
+def agree(a, b, rtol=1e-12):
     return all(
-        torch.allclose(x[k], y[k], rtol=1e-12)
-        for x, y in ((a.at.lam, b.at.lam), (a.at.omega, b.at.omega), (a.memory, b.memory), (a.d, b.d))
+        torch.allclose(x[k], y[k], rtol=rtol)
+        for x, y in (
+            (a.lam.value, b.lam.value),
+            (a.omega.value, b.omega.value),
+            (a.v, b.v),
+            (a.direction, b.direction),
+        )
         for k in x
     )
 
 
 @pytest.mark.parametrize("calls", [(1, 1, 10, 30), (300, 10), (2,)])
-@pytest.mark.parametrize("rates", [None, lambda k: Rates(0.05, 0.1 if k in {1, 5, 6} else 0.03, 0.1, 0.5)])
+@pytest.mark.parametrize("rates", [FALLING, Jumping()], ids=["falling", "jumping"])
 def test_replays_are_the_steps(calls, rates):
     engine, eager, *rest, recorder = make(rates=rates)
     a, counts, random, _ = run(eager, *rest, calls)
     b, again, after, said = run(engine, *rest, calls)
     assert said == []
     assert engine.name == "graph"
-    assert (a.k, counts) == (b.k, again)
+    assert (a.step_count, counts) == (b.step_count, again)
     assert agree(a, b)
     assert torch.equal(random, after)
     assert recorder.replays == sum(calls) - 1  # the first step gives the state its lasting form
     assert engine.preparation_s > 0
 
 
+@pytest.mark.parametrize("calls", [(60,), (7, 1, 1, 40)])
+@pytest.mark.parametrize("algorithm", [fsla.algorithms.fsla, fsla.algorithms.soba], ids=["fsla", "soba"])
+def test_replays_with_automatic_step_sizes_are_the_steps(algorithm, calls):
+    """The sizes follow from the state inside the captured step; they are measured between two replays, on its batch."""
+    engine, eager, *rest, recorder = make(rates=Automatic(block=5), algorithm=algorithm)
+    a, counts, random, _ = run(eager, *rest, calls)
+    b, again, after, said = run(engine, *rest, calls)
+    assert said == []
+    assert counts == again
+    assert counts.hvp > sum(calls)  # products were measured beside those of the steps
+    assert agree(a, b)
+    assert torch.equal(random, after)
+    assert recorder.replays == sum(calls) - 1
+    assert float(b.measured.unsolved) < 1  # several blocks are complete
+    for name, value in vars(a.measured).items():
+        for x, y in zip(*map(cuda_graph.tensors_of, (value, getattr(b.measured, name))), strict=True):
+            assert torch.allclose(x, y, rtol=1e-10), name
+
+
+def test_what_step_sizes_measured_is_compared_too():
+    engine, _, *rest, _ = make(rates=Automatic())
+    state, *_ = run(engine, *rest, (8,))
+    wrong = replace(state, measured=replace(state.measured, damping=state.measured.damping + 1))
+    assert cuda_graph.difference(state, state, wrong, lambda state: state) == "damping"
+    assert cuda_graph.difference(state, state, state, lambda state: state) is None
+
+
+@pytest.mark.parametrize("name", [name for name in list_algorithms() if algorithm_of(name).capturable])
+def test_a_captured_move_never_asks_the_host(name):
+    """What a move reads from a tensor would stay as it is for ever, and a GPU would have to wait for it."""
+
+    class Refusing(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            assert torch.Tag.data_dependent_output not in func.tags, func
+            assert torch.Tag.nondeterministic_seeded not in func.tags, func
+            return func(*args, **(kwargs or {}))
+
+    algorithm = algorithm_of(name)
+    positive = Point({"l": START.lam["l"].abs()}, START.omega)
+    problem = make()[-2].problem
+    batches = StepBatches.shared(torch.arange(8), None)
+    state = algorithm.step(problem, algorithm.init(problem, positive, batches), batches)
+    rates = Rates(*torch.tensor([0.05, 0.1, 0.1, 0.5], dtype=F64).unbind())
+    step = algorithm.context(problem, cuda_graph.UNREAD, None, batches, rates=rates)
+    with Refusing():
+        after = algorithm.move(replace(state, step_count=cuda_graph.UNREAD), step)
+    assert replace(after, step_count=2).is_finite()
+
+
 def test_a_state_may_hold_what_was_there_before():
     """Unrolling keeps the ω before the step, which the step's own result is written over."""
-    engine, eager, *rest, _ = make(algorithm=lambda rates: fsla.algorithms.bp(rates, T=1))
+    engine, eager, *rest, _ = make(algorithm=lambda rates: fsla.algorithms.bp(rates, inner_steps=1))
     a, *_ = run(eager, *rest, (30,))
     b, _, _, said = run(engine, *rest, (30,))
     assert said == []
-    for (x, tau), (y, same) in zip(a.at.trail, b.at.trail, strict=True):
+    for (x, lr), (y, same) in zip(a.trajectory, b.trajectory, strict=True):
         assert torch.allclose(x["w"], y["w"], rtol=1e-12)
-        assert float(tau) == pytest.approx(float(same))
+        assert float(lr) == pytest.approx(float(same))
+
+
+def test_a_state_may_hold_the_position_before():
+    """STORM on all three variables looks at the point that the step began from."""
+    storm = STORM()
+    engine, eager, *rest, _ = make(
+        algorithm=lambda rates: Simultaneous(
+            step_sizes=rates, inner_momentum=storm, adjoint_momentum=storm, outer_momentum=storm
+        )
+    )
+    a, counts, *_ = run(eager, *rest, (30,))
+    b, again, _, said = run(engine, *rest, (30,))
+    assert said == []
+    assert counts == again
+    assert agree(a, b)
+    assert torch.allclose(a.before.at.omega["w"], b.before.at.omega["w"], rtol=1e-12)
 
 
 @pytest.mark.parametrize("calls", [(20, 20), (20, 5, 5), (20, 3, 10, 20)])
@@ -163,7 +225,7 @@ def test_numbers_that_a_graph_has_frozen_are_found(calls, monkeypatch):
 def test_a_batch_from_elsewhere_is_not_captured_and_not_lost():
     def draws():
         stored = iter(torch.arange(40).reshape(10, 4))
-        return lambda: Sample.full(next(stored), None)
+        return lambda: StepBatches.shared(next(stored), None)
 
     draw = draws()
     engine, eager, *rest, _ = make(draw=lambda: draw())
@@ -181,11 +243,31 @@ def test_a_batch_from_elsewhere_is_not_captured_and_not_lost():
         engine.advance(start, 1)
 
 
+def test_a_buffer_that_a_loader_refills_is_not_lost():
+    """Two batches are drawn to see whether they repeat, and may lie in one place."""
+
+    def draws():
+        buffer, stored = torch.zeros(4, dtype=torch.long), iter(torch.arange(40).reshape(10, 4))
+
+        def draw():
+            buffer.copy_(next(stored))
+            return StepBatches.shared(buffer, None)
+
+        return draw
+
+    draw = draws()
+    engine, eager, *rest, _ = make(draw=lambda: draw())
+    a, *_ = run(eager, *rest, (8,))
+    draw = draws()
+    b, *_ = run(engine, *rest, (8,))
+    assert agree(a, b)
+
+
 def test_a_single_batch_from_elsewhere_is_not_lost():
     stored = iter([torch.arange(4)])
-    engine, _, start, *_ = make(draw=lambda: Sample.full(next(stored), None))
+    engine, _, start, *_ = make(draw=lambda: StepBatches.shared(next(stored), None))
     with pytest.warns(EngineWarning, match="unavailable: StopIteration"):
-        assert engine.advance(start, 1).k == 1
+        assert engine.advance(start, 1).step_count == 1
 
 
 def test_a_closure_that_a_loader_fills_is_found():
@@ -194,7 +276,7 @@ def test_a_closure_that_a_loader_fills_is_found():
 
     def draw():
         held["rows"] = recorded[0] if recorded else next(loader)
-        return Sample.full(None, None)
+        return StepBatches.shared(None, None)
 
     def inner(lam, omega, batch):
         return (X[held["rows"]] @ omega["w"] - lam["l"]).square().mean()
@@ -214,10 +296,12 @@ def test_a_closure_that_a_loader_fills_is_found():
     assert "no longer gives the numbers" in said[0]
 
 
-def test_a_replay_that_fails_is_taken_again(monkeypatch):
+@pytest.mark.parametrize("rates", [FALLING, Automatic()], ids=["scheduled", "automatic"])
+def test_a_replay_that_fails_is_taken_again(monkeypatch, rates):
+    """Its steps are counted once, and so are the products that step sizes measured between the replays."""
     monkeypatch.setattr(cuda_graph, "LONG", 16)
-    engine, eager, *rest, recorder = make()
-    recorder.fails_at = 15
+    engine, eager, *rest, recorder = make(rates=rates)
+    recorder.fails_at = 25
     a, counts, random, _ = run(eager, *rest, (10, 20))
     b, again, after, said = run(engine, *rest, (10, 20))
     assert engine.name == "eager"
@@ -232,21 +316,18 @@ def test_a_replay_that_fails_is_taken_again(monkeypatch):
 
 def test_a_sample_with_a_seed_is_not_captured():
     rows = torch.arange(8)
-    engine, _, start, *_ = make(draw=lambda: Sample(rows, None, rows, None, rows, seed=3))
-    with pytest.warns(EngineWarning, match="A sample with a seed"):
+    engine, _, start, *_ = make(draw=lambda: StepBatches.shared(rows, None, seed=3))
+    with pytest.warns(EngineWarning, match="Batches with a seed"):
         engine.advance(start, 2)
     assert engine.name == "eager"
 
 
 def test_a_sample_with_a_seed_is_not_used_twice():
-    class Seeded(Sample):
-        seed = 3
-
     held = []
 
     def draw():
         rows = torch.randint(40, (8,), generator=held[0])
-        return Seeded(rows, None, rows, None, rows)
+        return StepBatches.shared(rows, None, seed=3)
 
     engine, eager, start, generator, problem, _ = make(draw=draw)
     held.append(generator)
@@ -255,18 +336,16 @@ def test_a_sample_with_a_seed_is_not_used_twice():
     assert agree(a, b)
 
 
-def test_an_algorithm_that_reads_k_is_not_captured():
-    engine, _, start, *_ = make()
-    algorithm = engine._algorithm
+@pytest.mark.parametrize("part", ["state", "step"])
+def test_an_algorithm_that_reads_k_is_not_captured(part):
+    class Odd(Alternating):
+        def move(self, state, step):
+            k = state.step_count if part == "state" else step.step_count
+            step.rates = step.rates._replace(inner_lr=0.1 / (k + 2))
+            return super().move(state, step)
 
-    class Odd:
-        rates, init, step = algorithm.rates, algorithm.init, algorithm.step
-
-        def move(self, problem, state, xi, rate):
-            return algorithm.move(problem, state, xi, rate._replace(tau=0.1 / (state.k + 2)))
-
-    engine._algorithm = Odd()
-    with pytest.warns(EngineWarning, match=r"must not read state\.k"):
+    engine, _, start, *_ = make(algorithm=lambda rates: Odd(step_sizes=rates))
+    with pytest.warns(EngineWarning, match=r"must not read the step count"):
         engine.advance(start, 2)
 
 
@@ -283,3 +362,71 @@ def test_rates_are_sent_in_the_precision_of_the_state():
     engine.advance(start, 2)
     assert engine._rates.dtype == F64
     assert engine._rates.shape == (4,)
+
+
+@pytest.mark.parametrize("stop", [1, 2, 3, 4])
+@pytest.mark.parametrize("rates", [FALLING, Automatic()], ids=["scheduled", "automatic"])
+def test_a_captured_run_that_is_stopped_at_once_resumes_to_the_same_state(stop, rates):
+    """An engine looks at batches before it uses them; none may be lost."""
+    engine, eager, *rest, _ = make(rates=rates)
+    whole, _, random, _ = run(engine, *rest, (6,))
+    expected, *_ = run(eager, *rest, (6,))
+    stopped, _, start, generator, *_ = make(rates=rates)
+    state = stopped.advance(start, stop)
+    resumed, _, _, other, *_ = make(rates=rates)
+    other.set_state(generator.get_state())
+    found = resumed.advance(state, 6 - stop)
+    assert agree(found, whole)
+    assert agree(found, expected)
+    assert torch.equal(other.get_state(), random)
+
+
+@needs_compiler
+def test_a_compiled_run_is_the_eager_run():
+    engine, eager, *rest, _ = make(name="compile", lenient=False)
+    a, counts, random, _ = run(eager, *rest, (2, 4))
+    b, again, after, said = run(engine, *rest, (2, 4))
+    assert said == []
+    assert engine.name == "compile"
+    assert counts == again
+    assert agree(a, b, 1e-11)
+    assert torch.equal(random, after)
+
+
+@pytest.mark.parametrize("rates", [FALLING, Automatic()], ids=["scheduled", "automatic"])
+@pytest.mark.parametrize("method", ["reverse_over_reverse", "forward_over_reverse", "finite_difference"])
+def test_a_traced_step_is_the_step(monkeypatch, rates, method):
+    """What is handed to the compiler is one graph, and reads the state, the rates and the batch anew at each replay."""
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager", fullgraph=True))
+    engine, eager, start, generator, problem, _ = make(name="compile", lenient=False, rates=rates)
+    problem.problem = Problem(problem.problem.inner_loss, problem.problem.outer_loss, hvp_method=method)
+    a, counts, *_ = run(eager, start, generator, problem, (30,))
+    b, again, *_ = run(engine, start, generator, problem, (30,))
+    assert engine.name == "compile"
+    assert counts == again
+    assert agree(a, b, 1e-10)
+
+
+@pytest.mark.parametrize("bad", ["fails", "wrong"])
+def test_a_compiler_that_fails_is_said_once_and_the_run_goes_on(monkeypatch, bad):
+    def compile_badly(trace):
+        if bad == "fails":
+            raise RuntimeError("no compiler here\nand a long story")
+        return lambda: [1.1 * t for t in trace()]
+
+    monkeypatch.setattr(torch, "compile", compile_badly)
+    engine, eager, *rest, _ = make(name="compile")
+    a, *_ = run(eager, *rest, (6,))
+    b, _, _, said = run(engine, *rest, (6,))
+    assert agree(a, b)
+    assert len(said) == 1
+    if bad == "fails":
+        assert said == ["Engine 'compile' is unavailable: no compiler here. Using 'graph'."]
+        assert engine.name == "graph"
+    else:
+        assert "no longer gives the numbers of the step itself (in lam)" in said[0]
+        assert engine.name == "eager"
+    engine, _, start, *_ = make(name="compile", lenient=False)
+    if bad == "fails":
+        with pytest.raises(CaptureError, match="no compiler here"):
+            engine.advance(start, 2)

@@ -10,7 +10,7 @@ from torch import nn
 from torch.autograd.function import once_differentiable
 
 import fsla
-from fsla import Counted, Counts, Differences, Point, Problem, Sample
+from fsla import Batch, CountedProblem, FiniteDifferenceProblem, OracleCounts, Point, Problem, StepBatches
 from fsla import _tree as tree
 from fsla_reproduction.problems import Quadratic
 from support import F64, network, normal, ridge_logistic
@@ -29,14 +29,14 @@ def test_on_a_quadratic_only_rounding_is_left(p, n, seed, size):
     q = Quadratic.random(p, n, seed=seed)
     at = q.point(normal(p, seed=1), normal(n, seed=2))
     v, u = {"omega": size * normal(n, seed=3)}, {"lam": size * normal(p, seed=4)}
-    G, exact = Differences(q).inner_at(at, None), q.inner_at(at)
+    G, exact = FiniteDifferenceProblem(q).inner_at(at, Batch(None)), q.inner_at(at)
     assert gap(G.hvp(v), exact.hvp(v)) < 1e-8
-    assert gap(G.cross(v), exact.cross(v)) < 1e-8
-    assert gap(G.cross_t(u), exact.cross_t(u)) < 1e-8
-    h, j = G.hvp_cross(v)
+    assert gap(G.mixed_hvp(v), exact.mixed_hvp(v)) < 1e-8
+    assert gap(G.mixed_hvp_transpose(u), exact.mixed_hvp_transpose(u)) < 1e-8
+    h, j = G.products(v)
     assert gap(h, exact.hvp(v)) < 1e-8
-    assert gap(j, exact.cross(v)) < 1e-8
-    assert gap(G.grad, exact.grad) < 1e-8
+    assert gap(j, exact.mixed_hvp(v)) < 1e-8
+    assert gap(G.grad_omega, exact.grad_omega) < 1e-8
     assert torch.allclose(G.value, exact.value, rtol=1e-8)
 
 
@@ -44,12 +44,12 @@ def test_on_a_quadratic_only_rounding_is_left(p, n, seed, size):
 def test_the_error_falls_with_the_square_of_the_step(make):
     problem, at, train, _ = make()
     v = tree.unflatten(normal(tree.size(at.omega), seed=5), at.omega)
-    exact = problem.inner_at(at, train).linearised()
+    exact = problem.inner_at(at, Batch(train)).linearized()
     errors = {}
     for r in (4e-2, 2e-2, 1e-2):
-        G = Differences(problem, r).inner_at(at, train)
-        h, j = G.hvp_cross(v)
-        errors[r] = gap(h, exact.hvp(v)), gap(j, exact.cross(v)), gap(G.grad, exact.grad)
+        G = FiniteDifferenceProblem(problem, r).inner_at(at, Batch(train))
+        h, j = G.products(v)
+        errors[r] = gap(h, exact.hvp(v)), gap(j, exact.mixed_hvp(v)), gap(G.grad_omega, exact.grad_omega)
     for big, small in ((4e-2, 2e-2), (2e-2, 1e-2)):
         for a, b in zip(errors[big], errors[small], strict=True):
             assert 3.8 < a / b < 4.2 or a < 1e-11  # J is linear in ω for the ridge: no truncation there
@@ -59,27 +59,32 @@ def test_the_error_falls_with_the_square_of_the_step(make):
 def test_the_default_step_goes_by_the_dtype(dtype, step, bound):
     problem, at, train, _ = network(dtype)
     v = tree.unflatten(normal(tree.size(at.omega), seed=5).to(dtype), at.omega)
-    G, exact = Differences(problem).inner_at(at, train), problem.inner_at(at, train).linearised()
-    assert G.relative_step == step
+    G, exact = (
+        FiniteDifferenceProblem(problem).inner_at(at, Batch(train)),
+        problem.inner_at(at, Batch(train)).linearized(),
+    )
+    assert G.rel_step == step
     assert gap(G.hvp(v), exact.hvp(v)) < bound
-    assert gap(G.cross(v), exact.cross(v)) < bound
+    assert gap(G.mixed_hvp(v), exact.mixed_hvp(v)) < bound
 
 
 def test_under_autocast_the_step_is_larger_and_everything_stays_float32():
     problem, at, train, valid = network(torch.float32)
-    cast = Problem(problem.inner_loss, problem.outer_loss, mode="difference", autocast_dtype=torch.bfloat16)
-    assert cast.inner_at(at, train).relative_step == 1e-3
-    assert Differences(
-        Counted(Problem(problem.inner_loss, problem.outer_loss, autocast_dtype=torch.bfloat16))
-    ).inner_at(at, train).relative_step == pytest.approx(1e-3)
-    solver, xi = fsla.algorithms.fsla(R, momentum="average"), Sample.full(train, valid)
-    a, b = solver.init(cast, at, xi), solver.init(problem, at, xi)
+    cast = Problem(
+        problem.inner_loss, problem.outer_loss, hvp_method="finite_difference", autocast_dtype=torch.bfloat16
+    )
+    assert cast.inner_at(at, Batch(train)).rel_step == 1e-3
+    assert FiniteDifferenceProblem(
+        CountedProblem(Problem(problem.inner_loss, problem.outer_loss, autocast_dtype=torch.bfloat16))
+    ).inner_at(at, Batch(train)).rel_step == pytest.approx(1e-3)
+    algorithm, batches = fsla.algorithms.fsla(R, momentum="average"), StepBatches.shared(train, valid)
+    a, b = algorithm.init(cast, at, batches), algorithm.init(problem, at, batches)
     for _ in range(5):
-        a, b = solver.step(cast, a, xi), solver.step(problem, b, xi)
-    assert all(t.dtype == torch.float32 for x in (a.at.lam, a.at.omega, a.memory, a.d) for t in x.values())
-    moved = tree.sub(b.at.omega, at.omega)
-    assert gap(tree.sub(a.at.omega, at.omega), moved) < 0.05  # bfloat16 has three digits
-    assert gap(a.memory, b.memory) < 0.1
+        a, b = algorithm.step(cast, a, batches), algorithm.step(problem, b, batches)
+    assert all(t.dtype == torch.float32 for x in (a.lam.value, a.omega.value, a.v, a.direction) for t in x.values())
+    moved = tree.sub(b.omega.value, at.omega)
+    assert gap(tree.sub(a.omega.value, at.omega), moved) < 0.05  # bfloat16 has three digits
+    assert gap(a.v, b.v) < 0.1
     with pytest.raises(ValueError, match=r"autocast_dtype must be torch.bfloat16 or None.*gradient scaler"):
         Problem(problem.inner_loss, problem.outer_loss, autocast_dtype=torch.float16)
 
@@ -87,63 +92,83 @@ def test_under_autocast_the_step_is_larger_and_everything_stays_float32():
 def test_where_v_or_omega_is_zero():
     problem, at, train, _ = ridge_logistic()
     zero = tree.zeros_like(at.omega)
-    G = Differences(problem).inner_at(at, train)
-    h, j = G.hvp_cross(zero)
-    assert all(torch.equal(t, torch.zeros_like(t)) for x in (h, j, G.cross(zero), G.hvp(zero)) for t in x.values())
-    assert gap(G.grad, problem.inner_at(at, train).grad) < 1e-12
+    G = FiniteDifferenceProblem(problem).inner_at(at, Batch(train))
+    h, j = G.products(zero)
+    assert all(torch.equal(t, torch.zeros_like(t)) for x in (h, j, G.mixed_hvp(zero), G.hvp(zero)) for t in x.values())
+    assert gap(G.grad_omega, problem.inner_at(at, Batch(train)).grad_omega) < 1e-12
     start = Point(at.lam, zero)
     v = tree.unflatten(normal(tree.size(at.omega), seed=5), at.omega)
-    assert gap(Differences(problem).inner_at(start, train).hvp(v), problem.inner_at(start, train).hvp(v)) < 1e-8
+    assert (
+        gap(
+            FiniteDifferenceProblem(problem).inner_at(start, Batch(train)).hvp(v),
+            problem.inner_at(start, Batch(train)).hvp(v),
+        )
+        < 1e-8
+    )
 
 
 COUNTS = {
-    "soba": (fsla.algorithms.soba(R), "shared", Counts(grad=2, d_omega=1, d_lam=1)),
-    "fsla, none": (fsla.algorithms.fsla(R, momentum="none"), "shared", Counts(grad=2, forward=2, d_omega=1, d_lam=1)),
-    "fsla, storm": (fsla.algorithms.fsla(R), "grouped", Counts(grad=2, forward=4, d_omega=1, d_lam=2)),
-    "cg": (fsla.algorithms.cg(R, K=3, momentum="none"), "shared", Counts(grad=7, forward=2, d_omega=1, d_lam=1)),
+    "soba": (fsla.algorithms.soba(R), "shared", OracleCounts(grad=2, outer_grad_omega=1, outer_grad_lam=1)),
+    "fsla, none": (
+        fsla.algorithms.fsla(R, momentum="none"),
+        "shared",
+        OracleCounts(grad=2, forward=2, outer_grad_omega=1, outer_grad_lam=1),
+    ),
+    "fsla, storm": (
+        fsla.algorithms.fsla(R),
+        "grouped",
+        OracleCounts(grad=2, forward=4, outer_grad_omega=1, outer_grad_lam=2),
+    ),
+    "cg": (
+        fsla.algorithms.cg(R, hvp_steps=3, momentum="none"),
+        "shared",
+        OracleCounts(grad=7, forward=2, outer_grad_omega=1, outer_grad_lam=1),
+    ),
 }
 
 
 @pytest.mark.parametrize("name", COUNTS)
 @pytest.mark.parametrize("wrapped", [False, True])
 def test_products_count_as_the_gradients_and_forward_passes_that_they_are(name, wrapped):
-    solver, mode, expected = COUNTS[name]
+    algorithm, mode, expected = COUNTS[name]
     problem, at, train, valid = ridge_logistic()
-    difference = Problem(problem.inner_loss, problem.outer_loss, mode="difference")
-    counted = Counted(difference if not wrapped else Differences(problem))
-    xi = Sample.draw(mode, lambda: dict(train), lambda: dict(valid))
-    state = solver.step(difference, solver.init(difference, at, xi), xi)
-    solver.step(counted, state, xi)
+    difference = Problem(problem.inner_loss, problem.outer_loss, hvp_method="finite_difference")
+    counted = CountedProblem(difference if not wrapped else FiniteDifferenceProblem(problem))
+    batches = StepBatches.draw(mode, lambda: dict(train), lambda: dict(valid))
+    state = algorithm.step(difference, algorithm.init(difference, at, batches), batches)
+    algorithm.step(counted, state, batches)
     found = counted.calls
     expected.inner_views, expected.outer_views = found.inner_views, found.outer_views
     assert found == expected
 
 
-@pytest.mark.parametrize("method", ["exact", "implicit", "cg", "neumann", "unrolled", "tangent", "tracked"])
+@pytest.mark.parametrize(
+    "method", ["exact", "implicit", "cg", "neumann", "unrolled", "forward_unrolled", "single_loop"]
+)
 def test_every_estimator_runs_on_them(method):
     problem, at, train, valid = ridge_logistic()
     exact = fsla.hypergradient(problem, at, train, valid, method)
-    found = fsla.hypergradient(Differences(problem), at, train, valid, method)
+    found = fsla.hypergradient(FiniteDifferenceProblem(problem), at, train, valid, method)
     assert gap(found.value, exact.value) < 1e-6
 
 
 def test_halving_the_step_tells_whether_it_is_right():
     problem, at, train, valid = ridge_logistic()
     v = tree.unflatten(normal(tree.size(at.omega), seed=5), at.omega)
-    good = Differences(problem).check_step(at, train, v)
-    coarse = Differences(problem, 0.5).check_step(at, train, v)
-    assert good.relative_step == 1e-5
-    assert good.hvp < 1e-7
-    assert coarse.hvp > 1e-3
-    exact = problem.inner_at(at, train).hvp(v)
-    error = gap(Differences(problem, 0.5).inner_at(at, train).hvp(v), exact)
-    assert 0.5 < (4 / 3) * coarse.hvp / error < 2
+    good = FiniteDifferenceProblem(problem).check_step(at, Batch(train), v)
+    coarse = FiniteDifferenceProblem(problem, 0.5).check_step(at, Batch(train), v)
+    assert good.rel_step == 1e-5
+    assert good.hvp_change < 1e-7
+    assert coarse.hvp_change > 1e-3
+    exact = problem.inner_at(at, Batch(train)).hvp(v)
+    error = gap(FiniteDifferenceProblem(problem, 0.5).inner_at(at, Batch(train)).hvp(v), exact)
+    assert 0.5 < (4 / 3) * coarse.hvp_change / error < 2
     assert "relative step 5e-01 against half of it: H v changes by" in str(coarse)
-    difference = Problem(problem.inner_loss, problem.outer_loss, mode="difference")
-    assert difference.check_step(at, train, v).hvp < 1e-7
-    assert problem.check_step(at, train, v) is None
-    assert "products by differences" in str(fsla.check_hypergradient(difference, at, train, valid, steps=3))
-    assert "products by differences" not in str(fsla.check_hypergradient(problem, at, train, valid, steps=3))
+    difference = Problem(problem.inner_loss, problem.outer_loss, hvp_method="finite_difference")
+    assert difference.check_step(at, Batch(train), v).hvp_change < 1e-7
+    assert problem.check_step(at, Batch(train), v) is None
+    assert "products by differences" in str(fsla.check_hypergradient(difference, at, train, valid, num_steps=3))
+    assert "products by differences" not in str(fsla.check_hypergradient(problem, at, train, valid, num_steps=3))
 
 
 class Once(torch.autograd.Function):
@@ -173,21 +198,25 @@ AT = Point({"a": normal(3)}, {"w": 1 + normal(3, seed=1).abs()})
 
 def test_a_loss_without_a_second_derivative_is_said_once_and_gone_on_with():
     v = {"w": normal(3, seed=2)}
-    exact = cubic(lambda x: x**3).inner_at(AT, None).linearised()
+    exact = cubic(lambda x: x**3).inner_at(AT, Batch(None)).linearized()
     problem = cubic(Once.apply)
-    with pytest.warns(fsla.DifferenceWarning, match=r"no second derivative \(a function that was marked with @once"):
-        problem.inner_at(AT, None)
+    with pytest.warns(
+        fsla.FiniteDifferenceWarning, match=r"no second derivative \(a function that was marked with @once"
+    ):
+        problem.inner_at(AT, Batch(None))
     for _ in range(3):  # warnings are errors: nothing more is said
-        G = problem.inner_at(AT, None)
+        G = problem.inner_at(AT, Batch(None))
         assert gap(G.hvp(v), exact.hvp(v)) < 1e-8
-        assert gap(G.cross(v), exact.cross(v)) < 1e-8
-    with pytest.raises(NotImplementedError, match=r"second derivative.*once_differentiable.*mode='difference'"):
-        cubic(Once.apply, mode="exact").inner_at(AT, None)
+        assert gap(G.mixed_hvp(v), exact.mixed_hvp(v)) < 1e-8
+    with pytest.raises(
+        NotImplementedError, match=r"second derivative.*once_differentiable.*hvp_method='finite_difference'"
+    ):
+        cubic(Once.apply, hvp_method="autograd").inner_at(AT, Batch(None))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        cubic(Once.apply, mode="difference").inner_at(AT, None).hvp(v)
-    with pytest.raises(ValueError, match=r"'reverse', 'difference'. Got 'differences'"):
-        cubic(Once.apply, mode="differences")
+        cubic(Once.apply, hvp_method="finite_difference").inner_at(AT, Batch(None)).hvp(v)
+    with pytest.raises(ValueError, match=r"'finite_difference'.*Got 'differences'"):
+        cubic(Once.apply, hvp_method="differences")
 
 
 def test_a_function_that_is_differentiable_once_is_found_in_a_network_that_has_other_curvature():
@@ -203,12 +232,12 @@ def test_a_function_that_is_differentiable_once_is_found_in_a_network_that_has_o
 
     at = Point({"a": normal(3)}, {"w": normal(3, 4, seed=1), "u": normal(4, 3, seed=2)})
     v = {"w": normal(3, 4, seed=4), "u": normal(4, 3, seed=5)}
-    exact = problem(lambda x: x**3).inner_at(at, None).hvp(v)
-    with pytest.warns(fsla.DifferenceWarning, match="@once_differentiable"):
-        view = problem(Once.apply).inner_at(at, None)
+    exact = problem(lambda x: x**3).inner_at(at, Batch(None)).hvp(v)
+    with pytest.warns(fsla.FiniteDifferenceWarning, match="@once_differentiable"):
+        view = problem(Once.apply).inner_at(at, Batch(None))
     assert gap(view.hvp(v), exact) < 1e-7
     with pytest.raises(NotImplementedError, match="@once_differentiable"):
-        problem(Once.apply, mode="exact").inner_at(at, None)
+        problem(Once.apply, hvp_method="autograd").inner_at(at, Batch(None))
 
 
 def test_a_backward_pass_that_is_cut_off_is_found():
@@ -218,26 +247,28 @@ def test_a_backward_pass_that_is_cut_off_is_found():
             with torch.no_grad():
                 return 3 * ctx.saved_tensors[0] ** 2 * grad.detach()
 
-    with pytest.warns(fsla.DifferenceWarning, match="an operation whose backward pass is cut off"):
-        cubic(Cut.apply).inner_at(AT, None)
+    with pytest.warns(fsla.FiniteDifferenceWarning, match="an operation whose backward pass is cut off"):
+        cubic(Cut.apply).inner_at(AT, Batch(None))
 
 
 def test_a_loss_that_is_linear_in_omega_has_the_hessian_zero():
     problem = Problem(lambda lam, omega, _: (lam["a"] * omega["w"]).sum(), lambda lam, omega, _: omega["w"].sum())
-    assert torch.equal(problem.inner_at(AT, None).hvp({"w": normal(3)})["w"], torch.zeros(3, dtype=F64))
+    assert torch.equal(problem.inner_at(AT, Batch(None)).hvp({"w": normal(3)})["w"], torch.zeros(3, dtype=F64))
 
 
 def test_kinks_are_not_taken_for_a_missing_derivative():
     torch.manual_seed(0)
     layers = [nn.Linear(5, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 1)]
-    omega, net = fsla.functional(nn.Sequential(*layers))
+    omega, net = fsla.make_functional(nn.Sequential(*layers))
 
     def inner(lam, omega, x):
         return (lam["a"] * net(omega, x).square()).mean()
 
     for seed in range(5):
         problem = Problem(inner, lambda lam, omega, x: net(omega, x).mean())
-        problem.inner_at(Point({"a": torch.ones(1)}, omega), normal(16, 5, seed=seed).float())  # warnings are errors
+        problem.inner_at(
+            Point({"a": torch.ones(1)}, omega), Batch(normal(16, 5, seed=seed).float())
+        )  # warnings are errors
 
 
 def test_errors_of_another_kind_are_not_taken_for_a_missing_derivative():
@@ -245,14 +276,14 @@ def test_errors_of_another_kind_are_not_taken_for_a_missing_derivative():
         raise RuntimeError("out of luck")
 
     with pytest.raises(RuntimeError, match="out of luck"):
-        Problem(loss, loss).inner_at(AT, None)
+        Problem(loss, loss).inner_at(AT, Batch(None))
 
 
 def test_attention_as_pytorch_has_it_by_default():
     """Fused attention has no second derivative; in plain operations it has one to compare with."""
     torch.manual_seed(0)
     attention = nn.MultiheadAttention(8, 2, batch_first=True).to(F64)
-    omega, net = fsla.functional(attention)
+    omega, net = fsla.make_functional(attention)
     x, y = normal(4, 6, 8, seed=1), normal(4, 6, 8, seed=2)
 
     def inner(lam, omega, batch):
@@ -262,16 +293,16 @@ def test_attention_as_pytorch_has_it_by_default():
     problem = Problem(inner, lambda lam, omega, batch: inner({"w": torch.zeros(4, dtype=F64)}, omega, batch))
     at, v = Point({"w": normal(4)}, omega), tree.unflatten(normal(tree.size(omega), seed=3), omega)
     with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
-        exact = Problem(inner, problem.outer_loss, mode="exact").inner_at(at, None).linearised()
-        h, j = exact.hvp(v), exact.cross(v)
+        exact = Problem(inner, problem.outer_loss, hvp_method="autograd").inner_at(at, Batch(None)).linearized()
+        h, j = exact.hvp(v), exact.mixed_hvp(v)
     with warnings.catch_warnings(record=True):
         warnings.simplefilter("always")
-        G = problem.inner_at(at, None)
-    found, cross = G.hvp_cross(v)
+        G = problem.inner_at(at, Batch(None))
+    found, cross = G.products(v)
     assert gap(found, h) < 1e-7
     assert gap(cross, j) < 1e-7
 
 
 def test_relative_steps_must_be_positive():
-    with pytest.raises(ValueError, match=r"'relative_step' of Differences must be positive. Got -1"):
-        Differences(cubic(Once.apply), -1.0)
+    with pytest.raises(ValueError, match=r"'rel_step' of FiniteDifferenceProblem must be positive. Got -1"):
+        FiniteDifferenceProblem(cubic(Once.apply), -1.0)

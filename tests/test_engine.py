@@ -1,25 +1,29 @@
 """Engines give the same numbers; what cannot be had is said."""
 
 import shutil
-import warnings
 from dataclasses import replace
+from functools import partial
 from itertools import product
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 import fsla
-from fsla import Batches, Counted, Point, Problem, Sample, WeightedProblem
+from fsla import Batch, CountedProblem, OracleCounts, Point, Problem, StepBatches, WeightedLossProblem
 from fsla import _tree as tree
-from fsla.problems._nest import copy_into, map_tensors, rebuild, take_apart, tensors
-from fsla.train import EngineWarning, make_engine
+from fsla.steps import GradientDescent
+from fsla.steps._updates import InPlace
+from fsla.train import CaptureError, EngineWarning, make_engine
+from fsla.train import _captured as captures
 from fsla.train import _engine as engines
-from fsla.train._agreement import OTHER_KERNELS, SAME_KERNELS, difference
-from fsla.train._engine import Eager, Replay
-from fsla.train._program import Program
+from fsla.train import _run as runs
+from fsla.train._captured import CudaGraph
+from fsla.train._engine import Eager
 from fsla_reproduction.cleaning import RunSpec, execute
 from fsla_reproduction.datasets import TaskSpec
 from fsla_reproduction.methods import Bp, Cg, Fsla, NoCleaning, Ns
+from recorder import captured
 from support import F64, classifier, normal
 
 TINY = RunSpec(
@@ -32,17 +36,17 @@ needs_compiler = pytest.mark.skipif(
 )
 
 
-def cleaning(dtype=F64, convolution=True, mode="auto"):
-    """A small cleaning problem in double precision: its problem, a point, and sources of batches."""
+def cleaning(dtype=F64, convolution=True, hvp_method="auto"):
+    """A small cleaning problem in double precision: problem, point, source of batches, and what that draws from."""
     omega, scores, each = classifier(40, dtype, convolution=convolution)
-    problem = WeightedProblem(
+    problem = WeightedLossProblem(
         each,
         lambda lam, index: lam["w"].sigmoid(),
         lambda lam, omega, index: each(scores(omega, index), index).mean(),
-        rows=lambda index: index,
-        outputs=scores,
-        direct=False,
-        mode=mode,
+        row_index=lambda index: index,
+        model_outputs=scores,
+        outer_uses_lam=False,
+        hvp_method=hvp_method,
     )
     generator = torch.Generator().manual_seed(3)
 
@@ -53,281 +57,207 @@ def cleaning(dtype=F64, convolution=True, mode="auto"):
 
 
 def run(name, algorithm, problem, at, draw, generator, steps):
-    """The state after some steps of an engine, its counts, and the engine."""
+    """The state after some steps of an engine, its counts, and the engine; a recorder plays the device's part."""
     generator.manual_seed(3)
-    counted = Counted(problem, size=lambda batch: sum(map(len, batch)) if isinstance(batch, Batches) else len(batch))
+    counted = CountedProblem(problem, size=len)
     state = algorithm.init(counted, at, draw())
-    engine = make_engine(name, algorithm, counted, draw, generator, state)
+    if name == "eager":
+        engine = Eager(algorithm, counted, draw)
+    else:
+        engine, _ = captured(name, algorithm, counted, draw, generator)
     state = engine.advance(state, 2)
-    state = engine.advance(state, steps - state.k)
+    state = engine.advance(state, steps - state.step_count)
     return state, (counted.calls, counted.samples), engine
 
 
 ALGORITHMS = {
     "fsla": fsla.algorithms.fsla,
     "gauss-newton": fsla.algorithms.fsla,
-    "none": lambda rates: fsla.algorithms.fsla(rates, momentum="none"),
-    "bp": lambda rates: fsla.algorithms.bp(rates, T=3),
-    "ns": lambda rates: fsla.algorithms.ns(rates, T=2, K=3),
-    "cg": lambda rates: fsla.algorithms.cg(rates, K=3),
+    "none": partial(fsla.algorithms.fsla, momentum="none"),
+    "bp": partial(fsla.algorithms.bp, inner_steps=3),
+    "ns": partial(fsla.algorithms.ns, inner_steps=2, num_terms=3),
+    "cg": partial(fsla.algorithms.cg, hvp_steps=3),
     "soba": fsla.algorithms.soba,
 }
 
 
 def curved(name, problem):
-    return fsla.Damped(fsla.GaussNewton(problem), 0.1) if name == "gauss-newton" else problem
+    return fsla.DampedProblem(fsla.GaussNewtonProblem(problem), 0.1) if name == "gauss-newton" else problem
 
 
 def sampler(name, draw, mode="grouped"):
     def sample():
-        xi = Sample.draw(mode, draw, draw)
+        batches = StepBatches.draw(mode, draw, draw)
         steps = {"bp": 3, "ns": 2}.get(name, 1)
         if steps > 1:
-            xi = xi._replace(inner=Batches([xi.inner, *(draw() for _ in range(steps - 1))]))
-        return xi._replace(hvp=xi.inner) if name == "bp" else xi
+            more = tuple(Batch(draw()) for _ in range(steps - 1))
+            batches = batches._replace(inner_grad=batches.inner_grad + more)
+        return batches._replace(hvp=batches.inner_grad) if name == "bp" else batches
 
     return sample
 
 
-def replayed():
-    """All combinations; of methods with inner loops, whose traces are long, some are slow tests."""
-    for name, samples, mode in product(ALGORITHMS, ("independent", "grouped", "shared"), ("forward", "reverse")):
-        long = name in ("bp", "ns", "cg") and (samples == "grouped") != (mode == "reverse")
-        yield pytest.param(name, samples, mode, marks=pytest.mark.slow if long else ())
+def parts(state):
+    return state.lam.value, state.omega.value, state.direction
 
 
 @pytest.mark.filterwarnings("ignore::fsla.algorithms.SharedBatchWarning")
-@pytest.mark.parametrize(("name", "samples", "mode"), list(replayed()))
-def test_a_replayed_run_is_the_eager_run(name, samples, mode):
-    problem, at, draw, generator = cleaning(mode=mode)
+@pytest.mark.parametrize(
+    ("name", "samples", "hvp_method"),
+    list(product(ALGORITHMS, ("independent", "grouped", "shared"), ("forward_over_reverse", "reverse_over_reverse"))),
+)
+def test_a_replayed_run_is_the_eager_run(name, samples, hvp_method):
+    problem, at, draw, generator = cleaning(hvp_method=hvp_method)
     problem = curved(name, problem)
-    algorithm = ALGORITHMS[name](fsla.steps.paper(delta=10.0, c_tau=0.02, c_beta=0.02, c_eta=0.05))
+    algorithm = ALGORITHMS[name](fsla.steps.inverse_sqrt(delta=10.0, c_tau=0.02, c_beta=0.02, c_eta=0.05))
     source = sampler(name, draw, samples)
     (a, counts_a, _), (b, counts_b, engine) = (
         run(e, algorithm, problem, at, source, generator, 6) for e in ("eager", "graph")
     )
-    assert isinstance(engine, Replay)
-    assert a.k == b.k == 6
+    assert engine.name == "graph"
+    assert a.step_count == b.step_count == 6
     assert counts_a == counts_b
-    for x, y in ((a.at.lam, b.at.lam), (a.at.omega, b.at.omega), (a.d, b.d)):
+    for x, y in zip(parts(a), parts(b), strict=True):
         assert float(tree.norm(tree.sub(x, y))) < 1e-12 * max(1.0, float(tree.norm(x)))
-    assert float((a.at.lam["w"] - at.lam["w"]).norm()) > 1e-6  # something moved
+    assert float((a.lam.value["w"] - at.lam["w"]).norm()) > 1e-6  # something moved
 
 
 @needs_compiler
-@pytest.mark.parametrize("name", ["fsla", "gauss-newton", pytest.param("cg", marks=pytest.mark.slow)])
+@pytest.mark.slow  # compiling convolutions takes a minute
+@pytest.mark.parametrize("name", ["fsla", "gauss-newton", "cg"])
 def test_a_compiled_run_is_the_eager_run(name):
     problem, at, draw, generator = cleaning()
     problem = curved(name, problem)
-    algorithm = ALGORITHMS[name](fsla.steps.paper(delta=10.0, c_tau=0.02, c_beta=0.02, c_eta=0.05))
+    algorithm = ALGORITHMS[name](fsla.steps.inverse_sqrt(delta=10.0, c_tau=0.02, c_beta=0.02, c_eta=0.05))
     source = sampler(name, draw)
-    (a, counts_a, _), (b, counts_b, _) = (
+    (a, counts_a, _), (b, counts_b, engine) = (
         run(e, algorithm, problem, at, source, generator, 6) for e in ("eager", "compile")
     )
+    assert engine.name == "compile"
     assert counts_a == counts_b
-    for x, y in ((a.at.lam, b.at.lam), (a.at.omega, b.at.omega), (a.d, b.d)):
+    for x, y in zip(parts(a), parts(b), strict=True):
         assert float(tree.norm(tree.sub(x, y))) < 1e-11 * max(1.0, float(tree.norm(x)))
 
 
-def test_zeros_that_forward_mode_convolves_are_left_out():
-    problem, at, draw, generator = cleaning()
-    _, _, engine = run(
-        "graph",
-        fsla.algorithms.fsla(fsla.steps.constant(0.1, 0.1, 0.1)),
-        problem,
-        at,
-        sampler("fsla", draw),
-        generator,
-        3,
-    )
-    (program,) = engine.programs
-    convolutions = [n for n in program.graph.nodes if n.target is torch.ops.aten.convolution.default]
-    # one layer: the gradient's pass and the HVP's in reverse, the outer pass, and two passes with a tangent each
-    images = [n.args[0] for n in convolutions]
-    assert all("zeros" not in str(n.target) and "expand" not in str(n.target) for n in images)
-
-
-def test_a_batch_of_another_shape_gets_its_own_program():
-    problem, at, _, generator = cleaning()
-    sizes = iter([8, 8, 8, 8, 5, 8, 5, 8, 8] * 8)
-
-    def draw():
-        return torch.randint(40, (next(sizes),), generator=generator)
-
-    algorithm = fsla.algorithms.fsla(fsla.steps.constant(0.5, 0.1, 0.1, 0.5), momentum="none")
-    results = []
-    for name in ("eager", "graph"):
-        sizes = iter([8, *[8, 8, 8, 8, 5, 8, 5, 8, 8] * 8])
-        results.append(run(name, algorithm, problem, at, lambda: Sample.full(b := draw(), b), generator, 6))
-    (a, *_), (b, _, engine) = results
-    assert len(engine.programs) == 2
-    assert float(tree.norm(tree.sub(a.at.omega, b.at.omega))) < 1e-13
-
-
-def test_a_form_of_batch_that_cannot_be_captured_is_stepped(monkeypatch):
-    monkeypatch.setitem(engines.PAYS, "cpu", {"graph": (0, 0.0)})
-    generator, data = torch.Generator(), normal(40, 3)
-    results = []
-
-    def inner(lam, omega, index):
-        gap = data[index] @ omega["w"] - lam["l"]
-        return gap.square().mean() * (1.0 if len(index) == 8 else 2.0 + 0.0 * gap[0].item())
-
-    problem = Problem(inner, lambda lam, omega, index: omega["w"].square().sum())
-    at = Point({"l": normal(1)}, {"w": normal(3, seed=1)})
-    algorithm = fsla.algorithms.fsla(fsla.steps.constant(0.1, 0.1, 0.1, 0.5))
-    for name in ("eager", "auto"):
-        sizes = iter([8] * 6 + [5, 8, 5, 5, 8])
-
-        def draw(sizes=sizes):
-            index = torch.randint(40, (next(sizes),), generator=generator)
-            return Sample.full(index, index)
-
-        with warnings.catch_warnings(record=True) as said:
-            warnings.simplefilter("always")
-            results.append(run(name, algorithm, problem, at, draw, generator, 10))
-    (a, counts, _), (b, again, engine) = results
-    assert isinstance(engine, Replay)
-    assert [str(w.message).startswith("A form of batch cannot be captured") for w in said] == [True]
-    assert counts == again
-    assert float(tree.norm(tree.sub(a.at.omega, b.at.omega))) < 1e-13
-
-
-def test_programs_see_changed_data_but_hold_no_copy():
-    """What a loss holds is an argument of the program: written to in place, it counts."""
+@pytest.mark.parametrize("name", ["graph", "compile"])
+def test_programs_see_changed_data_but_hold_no_copy(name, monkeypatch):
+    """What a loss holds, a captured step reads where it lies: written to in place, it counts."""
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager", fullgraph=True))
     scale = torch.tensor(1.0, dtype=F64)
     problem = Problem(
         lambda lam, omega, batch: ((omega["w"] - lam["l"]) * scale).square().sum(),
         lambda lam, omega, batch: omega["w"].square().sum(),
     )
     at, generator = Point({"l": normal(3)}, {"w": normal(3, seed=1)}), torch.Generator()
-    algorithm, counted = fsla.algorithms.fsla(fsla.steps.constant(0.1, 0.1, 0.1)), Counted(problem)
-    state = algorithm.init(counted, at, Sample.full(None, None))
-    engine = make_engine("graph", algorithm, counted, lambda: Sample.full(None, None), generator, state)
+    algorithm, counted = fsla.algorithms.fsla(fsla.steps.constant(0.1, 0.1, 0.1)), CountedProblem(problem)
+    state = algorithm.init(counted, at, StepBatches.shared(None, None))
+    engine, _ = captured(name, algorithm, counted, lambda: StepBatches.shared(None, None), generator)
     state = engine.advance(state, 5)
     scale.fill_(2.0)
-    after, expected = engine.advance(state, 1), algorithm.step(problem, state, Sample.full(None, None))
-    assert torch.allclose(after.at.omega["w"], expected.at.omega["w"], rtol=1e-14)
+    after = engine.advance(state, 1)
+    expected = algorithm.step(problem, state, StepBatches.shared(None, None))
+    assert torch.allclose(after.omega.value["w"], expected.omega.value["w"], rtol=1e-14)
+    assert engine.name == name
 
 
-def test_a_state_of_another_form_gets_its_own_program():
+def test_a_state_of_another_form_is_captured_anew():
     problem, at, draw, generator = cleaning(convolution=False)
     algorithm, source = fsla.algorithms.fsla(fsla.steps.constant(0.1, 0.1, 0.1)), sampler("fsla", draw)
     turned = Point(at.lam, dict(reversed(at.omega.items())))
-    found = []
+    counted, found = CountedProblem(problem), []
     for name in ("eager", "graph"):
         generator.manual_seed(3)
-        engine = make_engine(name, algorithm, problem, source, generator, algorithm.init(problem, at, source()))
+        engine, recorder = Eager(algorithm, counted, source), None
+        if name == "graph":
+            engine, recorder = captured(name, algorithm, counted, source, generator)
         for start in (at, turned, at):
             found.append(engine.advance(algorithm.init(problem, start, source()), 5))
     for a, b in zip(found[:3], found[3:], strict=True):
-        assert list(a.at.omega) == list(b.at.omega)
-        assert float(tree.norm(tree.sub(a.at.omega, b.at.omega))) < 1e-13
-    assert len(engine.programs) == 2
+        assert list(a.omega.value) == list(b.omega.value)
+        assert float(tree.norm(tree.sub(a.omega.value, b.omega.value))) < 1e-13
+    assert recorder.records == 3
+    assert recorder.replays == 3 * 4
 
 
 @pytest.mark.parametrize(
-    ("dtype", "tolerance", "change", "good"),
+    ("dtype", "change", "good"),
     [
-        (torch.float32, SAME_KERNELS, 1e-5, True),
-        (torch.float32, SAME_KERNELS, 5e-3, False),
-        (torch.float32, OTHER_KERNELS, 5e-3, True),
-        (torch.float32, OTHER_KERNELS, 1e-1, False),
-        (F64, SAME_KERNELS, 1e-10, True),
-        (F64, SAME_KERNELS, 1e-6, False),
-        (F64, OTHER_KERNELS, 1e-6, True),
-        (F64, OTHER_KERNELS, 5e-3, False),
-        (F64, OTHER_KERNELS, float("nan"), False),
+        (torch.float32, 5e-3, True),
+        (torch.float32, 1e-1, False),
+        (F64, 1e-6, True),
+        (F64, 5e-3, False),
+        (F64, float("nan"), False),
     ],
 )
-@pytest.mark.parametrize("part", ["lam", "omega", "v", "d"])
-def test_rounding_agrees_and_more_does_not(part, dtype, tolerance, change, good):
+@pytest.mark.parametrize("part", ["lam", "omega", "adjoint", "direction"])
+def test_rounding_agrees_and_more_does_not(part, dtype, change, good):
     problem, at, draw, _ = cleaning(dtype, convolution=False)
     algorithm = fsla.algorithms.fsla(fsla.steps.constant(50.0, 0.1, 0.1, 0.5))
-    xi = sampler("fsla", draw)()
-    state = algorithm.step(problem, algorithm.init(problem, at, xi), xi)
-    after = algorithm.step(problem, state, xi)
+    batches = sampler("fsla", draw)()
+    state = algorithm.step(problem, algorithm.init(problem, at, batches), batches)
+    after = algorithm.step(problem, state, batches)
 
     def more(x, y):
         return tree.axpy(change, tree.sub(x, y), x)
 
-    otherwise = {
-        "lam": lambda: after._replace(at=after.at._replace(lam=more(after.at.lam, state.at.lam))),
-        "omega": lambda: after._replace(at=after.at._replace(omega=more(after.at.omega, state.at.omega))),
-        "v": lambda: after._replace(memory=more(after.memory, state.memory)),
-        "d": lambda: after._replace(d=more(after.d, state.d)),
-    }[part]()
-    found = difference(state, after, otherwise, tolerance, lambda s: algorithm.step(problem, s, xi))
+    x, y = getattr(after, part), getattr(state, part)
+    changed = more(x, y) if part == "direction" else x._replace(value=more(x.value, y.value))
+    otherwise = replace(after, **{part: changed})
+    found = captures.difference(state, after, otherwise, lambda s: algorithm.step(problem, s, batches))
     assert found == (None if good else part)
 
 
-@needs_compiler
-@pytest.mark.parametrize("bad", ["fails", "wrong"])
-def test_a_compiler_that_fails_is_said_once_and_the_run_goes_on(monkeypatch, bad):
-    def compile_badly(self, state, rates, xi):
-        if bad == "fails":
-            raise RuntimeError("no compiler here\nand a long story")
-        self.compiled = lambda *args: [1.1 * t for t in self.run_uncompiled(state, rates, xi)]
-
-    monkeypatch.setattr(Program, "compile", compile_badly)
-    problem, at, draw, generator = cleaning(convolution=False)
+@pytest.mark.parametrize(
+    ("steps", "budget_s", "chosen"),
+    [
+        (10, None, "eager"),
+        (1000, None, "graph"),
+        (10**6, None, "compile"),
+        (None, None, "compile"),
+        (10**6, 5.0, "eager"),
+        (10**6, 100.0, "graph"),
+    ],
+)
+def test_auto_chooses_by_the_length_of_the_run_and_never_by_time(steps, budget_s, chosen):
+    problem, at, draw, _ = cleaning()
     algorithm = fsla.algorithms.fsla(fsla.steps.constant(0.5, 0.1, 0.1))
-    source = sampler("fsla", draw)
-    counted = Counted(problem)
-    state = algorithm.init(counted, at, source())
-    engine = make_engine("auto", algorithm, counted, source, generator, state, 10**6)
-    assert engine.name == "compile"
-    with warnings.catch_warnings(record=True) as said:
-        warnings.simplefilter("always")
-        state = engine.advance(state, 6)
-    why = {
-        "fails": "no compiler here.",
-        "wrong": "The compiled step does not give the numbers of the program (in lam).",
-    }
-    assert [str(w.message) for w in said] == [f"Engine 'compile' is unavailable: {why[bad]} Using 'graph'."]
-    assert engine.name == "graph"
-    assert len(engine.programs) == 1
-    engine = make_engine("compile", algorithm, counted, source, generator, state)
-    with pytest.raises(RuntimeError, match=r"no compiler here|does not give the numbers"):
-        engine.advance(state, 1)
-
-
-def test_auto_chooses_by_the_length_of_the_run_and_never_by_time():
-    problem, at, draw, generator = cleaning()
-    algorithm = fsla.algorithms.fsla(fsla.steps.constant(0.5, 0.1, 0.1))
-    source, counted = sampler("fsla", draw), Counted(problem)
+    source, counted = sampler("fsla", draw), CountedProblem(problem)
     start = algorithm.init(counted, at, source())
-    for steps, kind in ((10, Eager), (1000, Replay), (10**6, Replay)):
-        engine = make_engine("auto", algorithm, counted, source, generator, start, steps)
-        assert type(engine) is kind
-    assert engine.name == "graph"  # convolutions gain nothing from a compiler on a CPU
+    generator = SimpleNamespace(device=torch.device("cuda"))  # nothing is asked of a device before the first step
+    engine = make_engine("auto", algorithm, counted, source, generator, start, steps, budget_s)
+    assert engine.name == chosen
+    assert isinstance(engine, Eager if chosen == "eager" else CudaGraph)
+    assert make_engine("auto", algorithm, counted, source, torch.Generator(), start, steps).name == "eager"
 
 
-def test_rates_of_a_tensor_are_those_of_the_number():
-    for schedule in (fsla.steps.paper(), fsla.steps.constant(0.1, 0.2, 0.3), fsla.steps.Schedule(1, 1, 1, 9.0, 0.4)):
-        for k in (0, 1, 7, 1999):
-            for number, tensor in zip(schedule(k), schedule(torch.tensor(float(k), dtype=F64)), strict=True):
-                assert float(tensor) == pytest.approx(number, rel=1e-14)
+@pytest.mark.parametrize("name", ["graph", "compile"])
+def test_a_cpu_has_no_captured_steps_and_says_what_to_do(name):
+    problem, at, draw, generator = cleaning()
+    algorithm, source = fsla.algorithms.soba(fsla.steps.constant(0.5, 0.1, 0.1)), sampler("soba", draw)
+    state = algorithm.init(problem, at, source())
+    with pytest.raises(CaptureError, match=rf"'{name}' is unavailable: .*CUDA graph.*is on cpu\. Use engine='auto'"):
+        make_engine(name, algorithm, problem, source, generator, state)
 
 
-def test_a_nest_is_taken_apart_and_put_together():
-    at = fsla.Point({"a": torch.ones(2)}, {"w": torch.ones(3)}, (({"w": torch.ones(3)}, 0.1),))
-    state = fsla.State(3, at, at.omega, None, {"a": torch.zeros(2)})
-    twin = map_tensors(lambda t: torch.full_like(t, 7.0), state)
-    assert type(twin) is fsla.State
-    assert type(twin.at) is fsla.Point
-    assert twin.at.trail[0][1] == 0.1
-    assert twin.inner is twin.at.omega  # one object in two places stays one
-    assert take_apart(twin)[0] == take_apart(state)[0]
-    copy_into(twin, state)
-    assert all(torch.equal(a, b) for a, b in zip(tensors(twin), tensors(state), strict=True))
-    assert len(tensors(state)) == 4
-    assert take_apart(state._replace(inner={"w": torch.ones(3)}))[0] != take_apart(state)[0]
-    again = rebuild(state, tensors(state))
-    assert again.d["a"] is state.d["a"]
-    assert type(rebuild(Batches([at.lam["a"]]), [torch.zeros(2)])) is Batches
-    with pytest.raises(TypeError, match=r"batches of tensors, numbers and strings\. Got object"):
-        take_apart(Sample.full(object(), None))
+def test_updates_that_write_into_their_variables_are_not_captured():
+    """A captured step is compared with the step itself from a copy of its start."""
+    problem, _, draw, _ = cleaning()
+    update, sizes = InPlace(GradientDescent()), fsla.steps.constant(0.5, 0.1, 0.1)
+    algorithm = replace(fsla.algorithms.soba(sizes), inner_update=update, adjoint_update=update, outer_update=update)
+    source, generator = sampler("soba", draw), SimpleNamespace(device=torch.device("cuda"))
+    with pytest.raises(CaptureError, match=r"write into their variables\. Use engine='eager' or 'auto'"):
+        make_engine("graph", algorithm, problem, source, generator, None)
+    assert make_engine("auto", algorithm, problem, source, generator, None).name == "eager"
+
+
+def test_values_may_look_into_the_places_that_they_are_written_to():
+    """A step may return what it was given, at another place of the state."""
+    a, b = torch.arange(3.0), torch.arange(3.0) + 10
+    captures._write([a, b], [b, a])
+    assert a.tolist() == [10, 11, 12]
+    assert b.tolist() == [0, 1, 2]
+    captures._write([a, b], [a, a.flip(0)])
+    assert b.tolist() == [12, 11, 10]
 
 
 def test_an_unknown_engine_gets_one_message():
@@ -336,9 +266,11 @@ def test_an_unknown_engine_gets_one_message():
 
 
 @pytest.mark.parametrize("method", [Fsla(), Bp(3), Ns(1, 3), Cg(2, 3), NoCleaning()], ids=str)
-def test_records_are_those_of_the_eager_run(method):
+def test_records_are_those_of_the_eager_run(method, monkeypatch):
     spec = replace(TINY, method=method)
-    eager, graph = (execute(spec, engine=e) for e in ("eager", "graph"))
+    eager = execute(spec)
+    monkeypatch.setattr(runs, "make_engine", lambda *given: captured("graph", *given[1:5])[0])
+    graph = execute(spec)
     assert [r["engine"] for r in (eager[0], eager[-1], graph[-1])] == [None, "eager", "graph"]
     for a, b in zip(eager, graph, strict=True):
         assert a["step"] == b["step"]
@@ -354,6 +286,7 @@ def test_a_captured_run_is_the_eager_run(method, engine):
     spec = replace(TINY, method=method)
     torch.backends.cudnn.allow_tf32 = False
     eager, graph = (execute(spec, device="cuda", engine=e) for e in ("eager", engine))
+    assert graph[-1]["engine"] == engine
     for a, b in zip(eager, graph, strict=True):
         assert a["step"] == b["step"]
         assert a["oracles"] == b["oracles"]
@@ -363,16 +296,47 @@ def test_a_captured_run_is_the_eager_run(method, engine):
         assert b["d_norm"] == pytest.approx(a["d_norm"], rel=2e-3 if engine == "graph" else 5e-2, abs=1e-6)
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("engine", ["graph", "compile"])
+@pytest.mark.parametrize("name", ["fsla", "soba"])
+def test_a_captured_run_with_automatic_step_sizes_is_the_eager_run(name, engine):
+    """What step sizes measure lies partly on the CPU, and is written between two replays."""
+    generator = torch.Generator("cuda").manual_seed(0)
+    a = torch.randn(50, 3, device="cuda", dtype=F64, generator=generator)
+
+    def inner(lam, omega, index):
+        return (a[index] @ omega["x"] - lam["y"].sum()).square().mean() + 0.1 * omega["x"].square().sum()
+
+    def draw():
+        return StepBatches.shared(torch.randint(50, (8,), device="cuda", generator=generator), None)
+
+    problem = Problem(inner, lambda lam, omega, index: (omega["x"] - 1).square().sum())
+    at = Point({"y": torch.zeros(2, device="cuda", dtype=F64)}, {"x": torch.zeros(3, device="cuda", dtype=F64)})
+    algorithm, found = fsla.algorithms.get_algorithm(name)(momentum="average" if name == "fsla" else "none"), []
+    for choice in ("eager", engine):
+        generator.manual_seed(1)
+        counted = CountedProblem(problem)
+        state = algorithm.init(counted, at, draw())
+        made = make_engine(choice, algorithm, counted, draw, generator, state)
+        found.append((made.advance(state, 80), counted.calls))
+        assert made.name == choice
+    (one, calls), (two, same) = found
+    assert calls == same
+    for x, y in zip(parts(one), parts(two), strict=True):
+        assert float(tree.norm(tree.sub(x, y))) < 1e-6 * float(tree.norm(x))
+    assert float(two.measured.curvature) == pytest.approx(float(one.measured.curvature), rel=1e-6)
+
+
 def test_counts_of_replays_are_added_up():
-    total = fsla.Counts(grad=3, hvp=1).plus(10, fsla.Counts(grad=1, hvp=2, cross=2))
-    assert total == fsla.Counts(grad=13, hvp=21, cross=20)
+    total = OracleCounts(grad=3, hvp=1).plus(10, OracleCounts(grad=1, hvp=2, mixed_hvp=2))
+    assert total == OracleCounts(grad=13, hvp=21, mixed_hvp=20)
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("engine", ["graph", "compile"])
 @pytest.mark.parametrize("bad", ["item", "loader"])
 def test_what_a_gpu_cannot_capture_falls_back_to_steps(bad, engine, monkeypatch):
-    monkeypatch.setitem(engines.PAYS, "cuda", {engine: (0, 0.0)})
+    monkeypatch.setattr(engines, "PAYS", {engine: (0, 0.0)})
     generator = torch.Generator("cuda").manual_seed(0)
     a = torch.randn(50, 3, device="cuda", generator=generator)
 
@@ -381,7 +345,7 @@ def test_what_a_gpu_cannot_capture_falls_back_to_steps(bad, engine, monkeypatch)
         return (a[index] @ omega["x"] - lam["y"].sum()).square().mean() * (1.0 + 0.0 * scale)
 
     def draw():
-        return Sample.full(torch.randint(50, (8,), device="cuda", generator=generator), None)
+        return StepBatches.shared(torch.randint(50, (8,), device="cuda", generator=generator), None)
 
     problem = Problem(inner, lambda lam, omega, index: (omega["x"] - 1).square().sum())
     at = Point({"y": torch.zeros(2, device="cuda")}, {"x": torch.zeros(3, device="cuda")})

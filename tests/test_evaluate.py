@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import fsla
-from fsla import Point
+from fsla import Batch, Point
 from fsla import _tree as tree
 from fsla.hypergradients._check import METHODS
 from fsla.hypergradients._exact import hessian_matrix, solve_inner
@@ -37,7 +37,7 @@ def test_the_exact_one_meets_the_closed_form():
     h = fsla.hypergradient(problem, at, *batches, "exact")
     lam = at.lam["lam"]
     assert torch.allclose(h.value["lam"], QUADRATIC.gradient(lam), rtol=1e-12)
-    assert torch.allclose(h.v["omega"], QUADRATIC.v_of(lam), rtol=1e-12)
+    assert torch.allclose(h.adjoint["omega"], QUADRATIC.v_of(lam), rtol=1e-12)
     assert torch.allclose(h.omega["omega"], QUADRATIC.omega_of(lam), rtol=1e-12)
     assert h.converged
     assert h.residual < 1e-13
@@ -50,8 +50,8 @@ def test_the_exact_one_meets_central_differences_of_f(case):
 
     def f(flat):
         lam = tree.unflatten(flat, at.lam)
-        omega = solve_inner(problem, Point(lam, exact.omega), train)
-        return float(problem.outer_at(Point(lam, omega), valid).value)
+        omega = solve_inner(lambda at: problem.inner_at(at, Batch(train)), Point(lam, exact.omega))
+        return float(problem.outer_at(Point(lam, omega), Batch(valid)).value)
 
     flat, step = tree.flatten(at.lam), 1e-5
     for i, slope in enumerate(tree.flatten(exact.value)):
@@ -68,11 +68,11 @@ def test_large_problems_take_the_iterative_path(monkeypatch, case):
 
 
 def spectrum(problem, at, train):
-    values = torch.linalg.eigvalsh(hessian_matrix(problem.inner_at(at, train).hvp, at.omega))
+    values = torch.linalg.eigvalsh(hessian_matrix(problem.inner_at(at, Batch(train)).hvp, at.omega))
     return float(values[0]), float(values[-1])
 
 
-@pytest.mark.parametrize("method", ["neumann", "unrolled", "tangent", "tracked"])
+@pytest.mark.parametrize("method", ["neumann", "unrolled", "forward_unrolled", "single_loop"])
 def test_linear_methods_converge_at_the_rate_of_the_theory(case, method):
     """Error ratio over 10 steps at most (1-βμ)^10, near ω_λ; FSLA's double pole (τ = β) allows a factor linear in K."""
     problem, at, train, valid = case
@@ -81,10 +81,10 @@ def test_linear_methods_converge_at_the_rate_of_the_theory(case, method):
     mu, L = spectrum(problem, here, train)
     beta, start = 1 / L, here if method == "neumann" else Point(at.lam, tree.axpy(1e-3, at.omega, exact.omega))
     errors = {
-        K: error(fsla.hypergradient(problem, start, train, valid, method, steps=K, beta=beta), exact)
+        K: error(fsla.hypergradient(problem, start, train, valid, method, num_steps=K, step_size=beta), exact)
         for K in (20, 30, 40, 400)
     }
-    slack = 1.02 if method != "tracked" else 2.0
+    slack = 1.02 if method != "single_loop" else 2.0
     assert errors[30] <= slack * (1 - beta * mu) ** 10 * errors[20]
     assert errors[40] <= slack * (1 - beta * mu) ** 10 * errors[30]
     assert errors[400] < 1e-9 or errors[400] <= 2 * 400 * (1 - beta * mu) ** 400
@@ -96,11 +96,11 @@ def test_cg_converges_at_the_rate_of_the_theory_and_is_exact_at_n(case):
     here = Point(at.lam, exact.omega)
     mu, L = spectrum(problem, here, train)
     rate = ((L / mu) ** 0.5 - 1) / ((L / mu) ** 0.5 + 1)
-    v_star = tree.flatten(exact.v)
-    H = hessian_matrix(problem.inner_at(here, train).hvp, here.omega)
+    v_star = tree.flatten(exact.adjoint)
+    H = hessian_matrix(problem.inner_at(here, Batch(train)).hvp, here.omega)
     for K in range(1, 8):
-        h = fsla.hypergradient(problem, here, train, valid, "cg", steps=K)
-        gap = tree.flatten(h.v) - v_star
+        h = fsla.hypergradient(problem, here, train, valid, "cg", num_steps=K)
+        gap = tree.flatten(h.adjoint) - v_star
         assert float(gap @ H @ gap) ** 0.5 <= 2 * rate**K * float(v_star @ H @ v_star) ** 0.5 + 1e-12
     assert h.converged
     assert error(h, exact) < 1e-10
@@ -113,7 +113,7 @@ def test_the_error_of_omega_cannot_be_removed_by_more_steps(case):
     errors = []
     for scale in (1e-3, 5e-4):
         start = Point(at.lam, tree.axpy(scale, tree.sub(at.omega, exact.omega), exact.omega))
-        errors.append(error(fsla.hypergradient(problem, start, train, valid, "cg", steps=200), exact))
+        errors.append(error(fsla.hypergradient(problem, start, train, valid, "cg", num_steps=200), exact))
     assert errors[0] > 1e-6
     assert errors[0] / errors[1] == pytest.approx(2.0, rel=1e-2)
 
@@ -121,10 +121,10 @@ def test_the_error_of_omega_cannot_be_removed_by_more_steps(case):
 def test_bp_equals_ns_on_a_quadratic_and_the_tangent_equals_bp(case):
     problem, at, train, valid = case
     for K in (1, 2, 7, 30):
-        bp = fsla.hypergradient(problem, at, train, valid, "unrolled", steps=K, beta=0.05)
-        tangent = fsla.hypergradient(problem, at, train, valid, "tangent", steps=K, beta=0.05)
+        bp = fsla.hypergradient(problem, at, train, valid, "unrolled", num_steps=K, step_size=0.05)
+        tangent = fsla.hypergradient(problem, at, train, valid, "forward_unrolled", num_steps=K, step_size=0.05)
         assert error(tangent, bp) < 1e-12
-        ns = fsla.hypergradient(problem, Point(at.lam, bp.omega), train, valid, "neumann", steps=K, beta=0.05)
+        ns = fsla.hypergradient(problem, Point(at.lam, bp.omega), train, valid, "neumann", num_steps=K, step_size=0.05)
         if train is None:
             assert error(ns, bp) < 1e-12
         elif K > 1:
@@ -133,11 +133,14 @@ def test_bp_equals_ns_on_a_quadratic_and_the_tangent_equals_bp(case):
 
 def test_truncation_keeps_the_last_terms():
     problem, at, train, valid = ridge_logistic()
-    full = fsla.hypergradient(problem, at, train, valid, "unrolled", steps=10, beta=0.2)
-    same = fsla.hypergradient(problem, at, train, valid, "unrolled", steps=10, beta=0.2, truncate=10)
+    full = fsla.hypergradient(problem, at, train, valid, "unrolled", num_steps=10, step_size=0.2)
+    same = fsla.hypergradient(problem, at, train, valid, "unrolled", num_steps=10, step_size=0.2, unroll_length=10)
     assert error(same, full) < 1e-15
     gaps = [
-        error(fsla.hypergradient(problem, at, train, valid, "unrolled", steps=10, beta=0.2, truncate=R), full)
+        error(
+            fsla.hypergradient(problem, at, train, valid, "unrolled", num_steps=10, step_size=0.2, unroll_length=R),
+            full,
+        )
         for R in (1, 4, 7, 9)
     ]
     assert gaps == sorted(gaps, reverse=True)
@@ -147,27 +150,27 @@ def test_truncation_keeps_the_last_terms():
 def test_default_steps_need_no_tuning(case):
     problem, at, train, valid = case
     exact = fsla.hypergradient(problem, at, train, valid, "exact")
-    for method in ("unrolled", "tracked"):
-        assert error(fsla.hypergradient(problem, at, train, valid, method, steps=400), exact) < 1e-6
-    h = fsla.hypergradient(problem, Point(at.lam, exact.omega), train, valid, "neumann", steps=400)
+    for method in ("unrolled", "single_loop"):
+        assert error(fsla.hypergradient(problem, at, train, valid, method, num_steps=400), exact) < 1e-6
+    h = fsla.hypergradient(problem, Point(at.lam, exact.omega), train, valid, "neumann", num_steps=400)
     assert h.converged
     assert error(h, exact) < 1e-6
 
 
 def test_convergence_is_reported(case):
     problem, at, train, valid = case
-    few = fsla.hypergradient(problem, at, train, valid, "cg", steps=2)
+    few = fsla.hypergradient(problem, at, train, valid, "cg", num_steps=2)
     assert few.converged is False
     assert few.residual > 1e-6
-    b, G = problem.outer_at(at, valid).d_omega, problem.inner_at(at, train)
-    true = tree.norm(tree.sub(b, G.hvp(few.v))) / tree.norm(b)
+    b, G = problem.outer_at(at, Batch(valid)).grad_omega, problem.inner_at(at, Batch(train))
+    true = tree.norm(tree.sub(b, G.hvp(few.adjoint))) / tree.norm(b)
     assert few.residual == pytest.approx(float(true), rel=1e-12)
-    counted = fsla.Counted(problem)
-    loose = fsla.hypergradient(counted, at, train, valid, "cg", steps=50, tol=0.3)
+    counted = fsla.CountedProblem(problem)
+    loose = fsla.hypergradient(counted, at, train, valid, "cg", num_steps=50, tol=0.3)
     assert loose.converged is True
     assert loose.residual <= 0.3
     assert counted.calls.hvp < 7  # it stopped there, and did not go on to n steps
-    assert fsla.hypergradient(problem, at, train, valid, "neumann", steps=3).converged is False
+    assert fsla.hypergradient(problem, at, train, valid, "neumann", num_steps=3).converged is False
 
 
 @pytest.mark.parametrize("factor", [2.02, 3.0])
@@ -175,10 +178,10 @@ def test_convergence_is_reported(case):
 def test_a_neumann_step_over_two_over_l_is_named(case, factor, steps):
     problem, at, train, valid = case
     _, L = spectrum(problem, at, train)
-    with pytest.warns(fsla.DivergenceWarning, match="must be under 2/L.*Leave beta out"):
-        h = fsla.hypergradient(problem, at, train, valid, "neumann", steps=steps, beta=factor / L)
+    with pytest.warns(fsla.ConvergenceWarning, match="must be under 2/L.*Leave step_size out"):
+        h = fsla.hypergradient(problem, at, train, valid, "neumann", num_steps=steps, step_size=factor / L)
     assert h.converged is False
-    assert "diverges" in h.note
+    assert "diverges" in h.message
 
 
 def test_an_indefinite_hessian_is_named():
@@ -187,7 +190,7 @@ def test_an_indefinite_hessian_is_named():
         lambda lam, omega, batch: (omega["w"] - 1).square().sum(),
     )
     at = Point({"a": torch.tensor([1.0, -1.0, 2.0], dtype=F64)}, {"w": torch.tensor([0.0, 5.0, 1.0], dtype=F64)})
-    with pytest.warns(fsla.DivergenceWarning, match="curvature of G is not positive in every direction"):
+    with pytest.warns(fsla.ConvergenceWarning, match="curvature of G is not positive in every direction"):
         fsla.hypergradient(problem, at, None, None, "cg")
     for method in ("exact", "implicit"):
         with pytest.raises(ValueError, match=r"positive definite Hessian.*-2"):
@@ -208,12 +211,12 @@ def test_an_inner_problem_without_a_minimum_is_named():
     [
         ({"method": "neuman"}, ValueError, "'neuman'.*Did you mean 'neumann'"),
         ({"method": "zzz"}, ValueError, "one of 'exact'"),
-        ({"steps": 0}, ValueError, "'steps'.*at least 1. Got 0"),
-        ({"steps": 1.5}, TypeError, "whole number. Got 1.5"),
-        ({"steps": True}, TypeError, "whole number"),
-        ({"method": "neumann", "beta": -0.1}, ValueError, "'beta'.*positive. Got -0.1"),
+        ({"num_steps": 0}, ValueError, "'num_steps'.*at least 1. Got 0"),
+        ({"num_steps": 1.5}, TypeError, "whole number. Got 1.5"),
+        ({"num_steps": True}, TypeError, "whole number"),
+        ({"method": "neumann", "step_size": -0.1}, ValueError, "'step_size'.*positive. Got -0.1"),
         ({"tol": 0.0}, ValueError, "'tol'.*positive"),
-        ({"method": "unrolled", "truncate": 0}, ValueError, "'truncate'.*at least 1"),
+        ({"method": "unrolled", "unroll_length": 0}, ValueError, "'unroll_length'.*at least 1"),
     ],
 )
 def test_bad_options_get_one_message(options, error_type, text):
@@ -230,13 +233,13 @@ def test_points_of_the_wrong_form_get_one_message():
         fsla.hypergradient(problem, Point(at.lam, {}), train, valid)
 
 
-@pytest.mark.parametrize("method", ["cg", "neumann", "tracked", "unrolled", "implicit"])
+@pytest.mark.parametrize("method", ["cg", "neumann", "single_loop", "unrolled", "implicit"])
 def test_float32_on_a_network_agrees_with_float64_to_what_it_allows(method):
     """Relative 1e-4, a thousand rounding units; and nothing warns (warnings are errors here)."""
     values = {}
     for dtype in (torch.float32, F64):
         problem, at, train, valid = network(dtype)
-        h = fsla.hypergradient(problem, at, train, valid, method, steps=40, beta=0.3)
+        h = fsla.hypergradient(problem, at, train, valid, method, num_steps=40, step_size=0.3)
         assert all(t.dtype == dtype for t in h.value.values())
         values[dtype] = tree.flatten(h.value).double()
     assert float((values[torch.float32] - values[F64]).norm() / values[F64].norm()) < 1e-4
@@ -246,7 +249,7 @@ def test_products_in_float32_on_a_network():
     products = {}
     for dtype in (torch.float32, F64):
         problem, at, train, _ = network(dtype)
-        products[dtype] = tree.flatten(problem.inner_at(at, train).hvp(at.omega)).double()
+        products[dtype] = tree.flatten(problem.inner_at(at, Batch(train)).hvp(at.omega)).double()
     assert float((products[torch.float32] - products[F64]).norm() / products[F64].norm()) < 1e-5
 
 
@@ -254,16 +257,16 @@ def test_the_check_covers_every_method_and_prints_a_table(case):
     problem, at, train, valid = case
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        report = fsla.check_hypergradient(problem, at, train, valid, steps=(5, 50))
-    assert {r.method for r in report.lines} == METHODS.keys() - {"exact"}
-    assert report.difference < 1e-6
-    by = {(r.method, r.steps): r for r in report.lines}
+        report = fsla.check_hypergradient(problem, at, train, valid, num_steps=(5, 50))
+    assert {r.method for r in report.rows} == METHODS.keys() - {"exact"}
+    assert report.exact_vs_finite_difference < 1e-6
+    by = {(r.method, r.num_steps): r for r in report.rows}
     assert by["cg", 50].error_at_minimum < 1e-10
     assert by["implicit", None].error_at_minimum < 1e-12
     assert by["neumann", 50].error_at_minimum < by["neumann", 5].error_at_minimum
     text = str(report)
     assert all(method in text for method in METHODS)
-    assert len(text.splitlines()) == 4 + len(report.lines)
+    assert len(text.splitlines()) == 4 + len(report.rows)
 
 
 def test_the_check_sees_a_wrong_gradient():
@@ -273,7 +276,7 @@ def test_the_check_sees_a_wrong_gradient():
         problem.inner_loss,
         lambda lam, omega, b: problem.outer_loss({"log_ridge": lam["log_ridge"].detach()}, omega, b),
     )
-    assert fsla.check_hypergradient(lying, at, train, valid, steps=(5,)).difference > 1e-3
+    assert fsla.check_hypergradient(lying, at, train, valid, num_steps=(5,)).exact_vs_finite_difference > 1e-3
 
 
 def ridge_setup():
@@ -288,11 +291,11 @@ def ridge_setup():
     return problem, Point({"r": torch.zeros(5, dtype=F64)}, {"w": torch.zeros(5, dtype=F64)}), (x, y)
 
 
-@pytest.mark.parametrize("method", ["tracked", "unrolled", "tangent", "neumann"])
+@pytest.mark.parametrize("method", ["single_loop", "unrolled", "forward_unrolled", "neumann"])
 def test_a_result_that_is_not_finite_is_never_called_converged(method):
     problem, at, batch = ridge_setup()
-    with pytest.warns(fsla.DivergenceWarning, match="diverge"):
-        h = fsla.hypergradient(problem, at, batch, batch, method, beta=1e200, steps=20)
+    with pytest.warns(fsla.ConvergenceWarning, match="diverge"):
+        h = fsla.hypergradient(problem, at, batch, batch, method, step_size=1e200, num_steps=20)
     assert not h.converged
 
 
@@ -300,12 +303,14 @@ def test_tensors_that_require_grad_leave_no_graph_in_results_and_states():
     problem, at, batch = ridge_setup()
     leaves = Point(at.lam, {"w": at.omega["w"].clone().requires_grad_()})
     h = fsla.hypergradient(problem, leaves, batch, batch, "exact")
-    assert not any(t.requires_grad for x in (h.value, h.v, h.omega) for t in x.values())
-    xi = fsla.Sample.full(batch, batch)
+    assert not any(t.requires_grad for x in (h.value, h.adjoint, h.omega) for t in x.values())
+    batches = fsla.StepBatches.shared(batch, batch)
     for name in ("fsla", "soba"):
-        solver = fsla.algorithms.ALL[name](fsla.steps.constant(0.1, 0.1, 0.1))
-        state = solver.step(problem, solver.init(problem, leaves, xi), xi)
-        assert not any(t.requires_grad for x in (state.at.lam, state.at.omega, state.d) for t in x.values())
+        algorithm = fsla.algorithms.get_algorithm(name)(fsla.steps.constant(0.1, 0.1, 0.1))
+        state = algorithm.step(problem, algorithm.init(problem, leaves, batches), batches)
+        assert not any(
+            t.requires_grad for x in (state.lam.value, state.omega.value, state.direction) for t in x.values()
+        )
 
 
 def test_a_gradient_that_is_not_finite_at_the_start_is_named():
@@ -320,18 +325,18 @@ def test_a_gradient_that_is_not_finite_at_the_start_is_named():
 def test_no_step_is_chosen_without_curvature():
     flat = fsla.Problem(lambda lam, o, b: (lam["a"].exp() * o["w"]).sum(), lambda lam, o, b: o["w"].square().sum())
     at = Point({"a": torch.zeros(2, dtype=F64)}, {"w": torch.ones(2, dtype=F64)})
-    with pytest.raises(ValueError, match=r"must curve upwards.*Give beta"):
-        fsla.hypergradient(flat, at, None, None, "tracked")
+    with pytest.raises(ValueError, match=r"must curve upwards.*Give step_size"):
+        fsla.hypergradient(flat, at, None, None, "single_loop")
 
 
 def test_odd_arguments_get_one_message():
     problem, at, batch = ridge_setup()
-    with pytest.raises(ValueError, match="truncate is for method='unrolled' alone"):
-        fsla.hypergradient(problem, at, batch, batch, "cg", truncate=3)
-    with pytest.raises(ValueError, match="'steps' of check_hypergradient must be at least 1"):
-        fsla.check_hypergradient(problem, at, batch, batch, steps=(0,))
+    with pytest.raises(ValueError, match="unroll_length is for method='unrolled' alone"):
+        fsla.hypergradient(problem, at, batch, batch, "cg", unroll_length=3)
+    with pytest.raises(ValueError, match="'num_steps' of check_hypergradient must be at least 1"):
+        fsla.check_hypergradient(problem, at, batch, batch, num_steps=(0,))
     with pytest.raises(TypeError, match=r"must be a number. Got '0.1'"):
-        fsla.hypergradient(problem, at, batch, batch, "neumann", beta="0.1")
+        fsla.hypergradient(problem, at, batch, batch, "neumann", step_size="0.1")
     with pytest.raises(TypeError, match=r"fsla.Point\(lam, omega\). Got tuple"):
         fsla.hypergradient(problem, (at.lam, at.omega), batch, batch)
     with pytest.raises(ValueError, match="Did you mean 'cg'"):
@@ -339,7 +344,7 @@ def test_odd_arguments_get_one_message():
     with pytest.raises(KeyError) as error:
         fsla.hypergradient(problem, Point(at.lam, {"v": at.omega["w"]}), batch, batch)
     assert "while the inner loss G was called with lam ['r'] and omega ['v']" in error.value.__notes__[0]
-    assert len(fsla.check_hypergradient(problem, at, batch, batch, steps=3).lines) == 6
+    assert len(fsla.check_hypergradient(problem, at, batch, batch, num_steps=3).rows) == 6
 
 
 def test_an_ill_conditioned_system_in_float32_is_named_for_what_it_is():
@@ -351,5 +356,5 @@ def test_an_ill_conditioned_system_in_float32_is_named_for_what_it_is():
     at = Point({"a": torch.zeros(60)}, {"w": torch.zeros(60)})
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
-        h = fsla.hypergradient(problem, at, None, None, "cg", steps=2000)
+        h = fsla.hypergradient(problem, at, None, None, "cg", num_steps=2000)
     assert h.converged or "too ill-conditioned for this dtype" in str(said[0].message)

@@ -105,7 +105,7 @@ def test_legends_are_the_papers():
 
 @pytest.mark.parametrize("method", METHODS, ids=str)
 def test_the_price_of_a_step_is_what_is_counted(method):
-    """From the second step on: BP has no trail before the first."""
+    """From the second step on: BP has no trajectory before the first."""
     records = execute(replace(TINY, method=method, every=1), engine="eager")
     calls = [oracle_calls(record["oracles"]) for record in records]
     assert {b - a for a, b in pairwise(calls[1:])} == {method.calls}
@@ -114,7 +114,7 @@ def test_the_price_of_a_step_is_what_is_counted(method):
 def test_shared_batches_reach_the_method():
     task = make_task(TINY.task)
     shared, _ = prepare(replace(TINY, samples="shared"), task)
-    assert len({id(batch) for batch in shared.draw().batches}) == 2
+    assert len({batch for slot in shared.draw().slots for batch in slot}) == 2
 
 
 def test_the_checksum_is_of_the_data():
@@ -163,7 +163,7 @@ def test_panels_are_found_by_name():
 
 
 def record(step, loss, *, seconds=None, auroc=0.9, status="running"):
-    oracles = dict.fromkeys(("grad", "hvp", "cross", "d_omega"), step) | {"joint": 0}
+    oracles = dict.fromkeys(("grad", "hvp", "mixed_hvp", "outer_grad_omega"), step) | {"joint": 0}
     own = {"step": step, "seconds": step * 0.01 if seconds is None else seconds, "oracles": oracles, "status": status}
     scores = {"valid_accuracy": 0.5, "test_accuracy": 0.5, "weight_auroc": auroc, "confidence_auroc": 0.5}
     return own | {"valid_loss": loss} | scores

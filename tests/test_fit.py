@@ -25,9 +25,12 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import fsla
 from fsla import CheckpointError
+from fsla import _container as container
 from fsla import _locks as locks
+from fsla.hypergradients._estimators import Tracked
 from fsla.train import _process as process
 from fsla.train import _records as journal
+from fsla.train import _stores as stores
 from fsla.train._loader_state import Feed
 from launch import LIMIT_S
 from support import ClassWeights
@@ -109,8 +112,8 @@ class Setup:
         return {"loss": loss, "error": (model(x).argmax(1) != y).double().mean()}
 
     def fit(self, folder=None, **more):
-        given = {"steps": STEPS, "evaluate": self.evaluate, "evaluate_every": 4, "save_every": 3, "progress": False}
-        given |= {"schedulers": self.schedulers, "folder": folder}
+        given = {"max_steps": STEPS, "eval_fn": self.evaluate, "eval_every": 4, "save_every": 3, "progress_bar": False}
+        given |= {"lr_schedulers": self.schedulers, "output_dir": folder}
         history = fsla.fit(self.opt, self.train, self.trusted, **(given | more))
         self.end = self.left()
         return history
@@ -185,18 +188,22 @@ def test_a_run_goes_on_exactly_after_exceptions(tmp_path, kind):
     assert (folder / "records.jsonl").read_bytes() == (tmp_path / "whole" / "records.jsonl").read_bytes()
     assert resumed.records == history.records
     assert [r["step"] for r in history.records] == [4, 8, 12, 16, 20, 24, 28, 30]
-    assert history.best == min(r["loss"] for r in history.records)
-    assert next(r["step"] for r in history.records if r["loss"] == history.best) == history.best_step
-    assert (resumed.best, resumed.best_step, resumed.stopped) == (history.best, history.best_step, "steps")
+    assert history.best_metric == min(r["loss"] for r in history.records)
+    assert next(r["step"] for r in history.records if r["loss"] == history.best_metric) == history.best_step
+    assert (resumed.best_metric, resumed.best_step, resumed.stop_reason) == (
+        history.best_metric,
+        history.best_step,
+        "steps",
+    )
 
 
 def test_saving_and_evaluating_change_nothing(tmp_path):
     plain = Setup(own=False)
-    plain.fit(evaluate=None)
+    plain.fit(eval_fn=None)
     other = Setup(own=False)
     other.model[1].eval()
     other.model[1].train()
-    other.fit(tmp_path, evaluate_every=1, save_every=1)
+    other.fit(tmp_path, eval_every=1, save_every=1)
     assert other.end == plain.end
     assert other.model.training
     assert all(m.training for m in other.model.modules())
@@ -211,25 +218,25 @@ def test_a_module_that_was_frozen_stays_so_after_an_evaluation():
         seen.append((model[0].training, torch.is_grad_enabled()))
         return 1.0
 
-    history = run.fit(steps=4, evaluate=evaluate)
+    history = run.fit(max_steps=4, eval_fn=evaluate)
     assert seen == [(False, False)]
     assert (run.model[0].training, run.model[1].training) == (True, False)
-    assert history.records[0]["evaluation"] == 1.0
+    assert history.records[0]["metric"] == 1.0
 
 
 def test_steps_can_be_added_later(tmp_path):
     whole = Setup(own=False)
-    whole.fit(tmp_path / "whole", evaluate_every=5)
-    Setup(own=False).fit(tmp_path / "parts", steps=10, evaluate_every=5)
+    whole.fit(tmp_path / "whole", eval_every=5)
+    Setup(own=False).fit(tmp_path / "parts", max_steps=10, eval_every=5)
     later = Setup(own=False)
-    assert later.fit(tmp_path / "parts", evaluate_every=5).resumed_from == 10
+    assert later.fit(tmp_path / "parts", eval_every=5).resumed_from == 10
     assert later.end == whole.end
     done = Setup(own=False)
-    history = done.fit(tmp_path / "parts", evaluate_every=5)
-    assert (history.step, history.resumed_from, len(history.records)) == (STEPS, STEPS, 6)
+    history = done.fit(tmp_path / "parts", eval_every=5)
+    assert (history.num_steps, history.resumed_from, len(history.records)) == (STEPS, STEPS, 6)
     assert digest(done.model.state_dict()) == digest(whole.model.state_dict())
     with pytest.raises(CheckpointError, match=r"beyond the 20 steps .* at step 30\. Ask for more steps"):
-        Setup(own=False).fit(tmp_path / "parts", steps=20)
+        Setup(own=False).fit(tmp_path / "parts", max_steps=20)
 
 
 def test_a_rescue_after_a_resume_goes_back_as_without_one(tmp_path):
@@ -243,7 +250,7 @@ def test_a_rescue_after_a_resume_goes_back_as_without_one(tmp_path):
         opt = fsla.FSLA(model, CountingWeights(), inner_loss=inner_loss, outer_loss=outer_loss, **RATES)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", fsla.RollbackWarning)
-            fsla.fit(opt, bad, bad[:1], steps=30, folder=folder, evaluate_every=5, save_every=15, **more)
+            fsla.fit(opt, bad, bad[:1], max_steps=30, output_dir=folder, eval_every=5, save_every=15, **more)
         return opt
 
     whole = run(None)
@@ -252,8 +259,8 @@ def test_a_rescue_after_a_resume_goes_back_as_without_one(tmp_path):
         run(tmp_path, callbacks=[stop_at(15 + 5)])
     assert records(tmp_path)[-1]["inner_loss"] is None
     again = run(tmp_path)
-    assert digest([again.state_dict(), again.problem.model.state_dict()]) == digest(
-        [whole.state_dict(), whole.problem.model.state_dict()]
+    assert digest([again.state_dict(), again.model.state_dict()]) == digest(
+        [whole.state_dict(), whole.model.state_dict()]
     )
 
 
@@ -275,7 +282,7 @@ def test_loaders_of_unequal_length_start_anew():
     model = nn.Linear(4, 3).to(F64)
     losses = {"inner_loss": spy("inner", inner_loss), "outer_loss": spy("outer", outer_loss)}
     opt = fsla.SOBA(model, CountingWeights(), **losses, **RATES)
-    fsla.fit(opt, [(k, x, y) for k in range(3)], ((k, x, y) for k in itertools.count()), steps=7)
+    fsla.fit(opt, [(k, x, y) for k in range(3)], ((k, x, y) for k in itertools.count()), max_steps=7)
     assert seen["inner"] == [0, 1, 2, 0, 1, 2, 0]
     assert seen["outer"] == [0, 1, 2, 3, 4, 5, 6]
 
@@ -288,17 +295,17 @@ def test_without_a_trusted_loader_the_outer_loss_gets_none():
         return outer_loss(model, weights, (x, y))
 
     opt = fsla.SOBA(nn.Linear(4, 3).to(F64), CountingWeights(), inner_loss=inner_loss, outer_loss=outer, **RATES)
-    assert fsla.fit(opt, [(x, y)], steps=2).step == 2
+    assert fsla.fit(opt, [(x, y)], max_steps=2).num_steps == 2
 
 
 def test_a_data_loader_reshuffles_and_a_distributed_sampler_is_told_the_epoch():
     set_ = TensorDataset(torch.arange(6))
-    feed = Feed(DataLoader(set_, shuffle=True), "train_loader")
+    feed = Feed(DataLoader(set_, shuffle=True), "inner_loader")
     epochs = [[int(feed.draw()[0]) for _ in range(6)] for _ in range(3)]
     assert all(sorted(epoch) == list(range(6)) for epoch in epochs)
     assert epochs[0] != epochs[1] or epochs[1] != epochs[2]
     sampler = torch.utils.data.DistributedSampler(set_, num_replicas=1, rank=0)
-    feed = Feed(DataLoader(set_, sampler=sampler), "train_loader")
+    feed = Feed(DataLoader(set_, sampler=sampler), "inner_loader")
     epochs = [[int(feed.draw()[0]) for _ in range(6)] for _ in range(3)]
     assert epochs[0] != epochs[1]
     assert sampler.epoch == 2
@@ -311,7 +318,7 @@ def test_a_place_in_a_loader_is_found_again(replacement, own, drawn):
     def make():
         generator = torch.Generator().manual_seed(1) if own else None
         sampler = torch.utils.data.RandomSampler(range(40), replacement=replacement, generator=generator)
-        return Feed(DataLoader(range(40), batch_size=8, sampler=sampler), "train_loader")
+        return Feed(DataLoader(range(40), batch_size=8, sampler=sampler), "inner_loader")
 
     torch.manual_seed(0)
     feed = make()
@@ -333,7 +340,7 @@ def test_the_places_of_two_loaders_with_one_generator_are_found_again():
     def make():
         generator = torch.Generator().manual_seed(1)
         sizes = (5, 3)
-        return [Feed(DataLoader(range(n), shuffle=True, generator=generator), "train_loader") for n in sizes]
+        return [Feed(DataLoader(range(n), shuffle=True, generator=generator), "inner_loader") for n in sizes]
 
     feeds = make()
     for feed in feeds * 6:  # so that the first one started last
@@ -356,15 +363,15 @@ def test_an_iterator_that_ends_and_empty_loaders_are_refused():
             nn.Linear(4, 3).to(F64), CountingWeights(), inner_loss=inner_loss, outer_loss=outer_loss, **RATES
         )
 
-    with pytest.raises(ValueError, match=r"train_loader must be iterable again.* generator that ended after 2"):
-        fsla.fit(opt(), ((x, y) for _ in range(2)), [(x, y)], steps=5)
-    with pytest.raises(ValueError, match=r"trusted_loader must have at least one batch"):
-        fsla.fit(opt(), [(x, y)], [], steps=5)
+    with pytest.raises(ValueError, match=r"inner_loader must be iterable again.* generator that ended after 2"):
+        fsla.fit(opt(), ((x, y) for _ in range(2)), [(x, y)], max_steps=5)
+    with pytest.raises(ValueError, match=r"outer_loader must have at least one batch"):
+        fsla.fit(opt(), [(x, y)], [], max_steps=5)
     small = DataLoader(TensorDataset(x, y), batch_size=8, drop_last=True)
-    with pytest.raises(ValueError, match=r"train_loader must have at least one batch.*drop_last=True"):
-        fsla.fit(opt(), small, [(x, y)], steps=5)
-    with pytest.raises(TypeError, match=r"train_loader must be an iterable of batches\. Got int instead"):
-        fsla.fit(opt(), 3, [(x, y)], steps=5)
+    with pytest.raises(ValueError, match=r"inner_loader must have at least one batch.*drop_last=True"):
+        fsla.fit(opt(), small, [(x, y)], max_steps=5)
+    with pytest.raises(TypeError, match=r"inner_loader must be an iterable of batches\. Got int instead"):
+        fsla.fit(opt(), 3, [(x, y)], max_steps=5)
 
 
 # -------------------------------------------------------------------------------------- evaluation, stopping, callbacks
@@ -372,13 +379,13 @@ def test_an_iterator_that_ends_and_empty_loaders_are_refused():
 
 def test_patience_ends_a_run_and_a_resume_leaves_it_ended(tmp_path):
     losses = iter([3.0, 3.5, 2.0, 2.5, float("nan"), 2.0, 1.0])
-    history = Setup(own=False).fit(tmp_path, evaluate=lambda model: next(losses), evaluate_every=2, patience=3)
-    assert (history.stopped, history.step, history.best, history.best_step) == ("patience", 12, 2.0, 6)
-    assert [r["evaluation"] for r in history.records] == [3.0, 3.5, 2.0, 2.5, None, 2.0]
-    again = Setup(own=False).fit(tmp_path, evaluate=lambda model: next(losses), evaluate_every=2, patience=3)
-    assert (again.stopped, again.step) == ("patience", 12)
-    more = Setup(own=False).fit(tmp_path, evaluate=lambda model: next(losses), steps=14, evaluate_every=2, patience=9)
-    assert (more.stopped, more.step, more.best_step) == ("steps", 14, 14)
+    history = Setup(own=False).fit(tmp_path, eval_fn=lambda model: next(losses), eval_every=2, patience=3)
+    assert (history.stop_reason, history.num_steps, history.best_metric, history.best_step) == ("patience", 12, 2.0, 6)
+    assert [r["metric"] for r in history.records] == [3.0, 3.5, 2.0, 2.5, None, 2.0]
+    again = Setup(own=False).fit(tmp_path, eval_fn=lambda model: next(losses), eval_every=2, patience=3)
+    assert (again.stop_reason, again.num_steps) == ("patience", 12)
+    more = Setup(own=False).fit(tmp_path, eval_fn=lambda model: next(losses), max_steps=14, eval_every=2, patience=9)
+    assert (more.stop_reason, more.num_steps, more.best_step) == ("steps", 14, 14)
 
 
 def test_callbacks_see_each_record_and_end_the_run():
@@ -386,12 +393,12 @@ def test_callbacks_see_each_record_and_end_the_run():
     run = Setup()
     last = [lambda opt, record: record["step"] == 8, lambda opt, record: seen.append((opt is run.opt, record["step"]))]
     history = run.fit(callbacks=last)
-    assert (history.stopped, history.step) == ("callback", 8)
+    assert (history.stop_reason, history.num_steps) == ("callback", 8)
     assert seen == [(True, 4), (True, 8)]
 
 
 def test_a_record_has_what_a_step_saw(tmp_path):
-    Setup(own=False).fit(tmp_path, steps=4)
+    Setup(own=False).fit(tmp_path, max_steps=4)
     (record,) = records(tmp_path)
     own = ["step", "inner_loss", "outer_loss", "hypergradient_norm", "adjoint_norm", "hessian_norm", "outer_step_scale"]
     assert list(record) == [*own, "loss", "error"]
@@ -402,16 +409,16 @@ def test_a_record_has_what_a_step_saw(tmp_path):
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        ({"steps": 0}, "'steps' of fit must be at least 1"),
-        ({"keep": 0}, "'keep' of fit must be at least 1"),
-        ({"save_minutes": -1}, "'save_minutes' of fit must be positive"),
+        ({"max_steps": 0}, "'max_steps' of fit must be at least 1"),
+        ({"save_total_limit": 0}, "'save_total_limit' of fit must be at least 1"),
+        ({"save_every_minutes": -1}, "'save_every_minutes' of fit must be positive"),
         ({"resume": "last"}, "must be True, False or 'previous'. Got 'last'"),
-        ({"evaluate": None, "patience": 1, "schedulers": ()}, "patience needs a number to judge by"),
-        ({"evaluate": None}, "ReduceLROnPlateau needs a number to judge by"),
-        ({"evaluate": lambda model: {"step": 1}}, "names of its own. Got 'step'"),
-        ({"evaluate": lambda model: {}}, "names of its own. Got none"),
-        ({"evaluate": lambda model: None}, "Got NoneType for 'evaluation' instead"),
-        ({"evaluate": lambda model: {"loss": torch.ones(2)}}, "Got Tensor for 'loss' instead"),
+        ({"eval_fn": None, "patience": 1, "lr_schedulers": ()}, "patience requires eval_fn="),
+        ({"eval_fn": None}, "ReduceLROnPlateau requires eval_fn="),
+        ({"eval_fn": lambda model: {"step": 1}}, "names of its own. Got 'step'"),
+        ({"eval_fn": lambda model: {}}, "names of its own. Got none"),
+        ({"eval_fn": lambda model: None}, "Got NoneType for 'metric' instead"),
+        ({"eval_fn": lambda model: {"loss": torch.ones(2)}}, "Got Tensor for 'loss' instead"),
         ({"tensorboard": True}, "needs a folder"),
     ],
 )
@@ -423,28 +430,31 @@ def test_bad_input_gets_one_message(more, message):
 def test_schedulers_of_other_optimisers_are_refused():
     run = Setup()
     foreign = lr_scheduler.StepLR(torch.optim.SGD(run.model.parameters(), lr=0.1), 3)
-    with pytest.raises(ValueError, match=r"must be of one of the optimisers of opt.*Got a StepLR of another"):
-        run.fit(schedulers=foreign)
-    measured = Setup(own=False)
-    with pytest.raises(ValueError, match=r"with a rate of yours\. .*Give inner_optimizer= to FSLA"):
-        measured.fit(schedulers=[lr_scheduler.StepLR(measured.opt.inner_optimizer, 3)])
-    measured.fit(schedulers=[lr_scheduler.StepLR(measured.opt.outer_optimizer, 3)], steps=4)
-    assert measured.opt.outer_optimizer.param_groups[0]["lr"] == pytest.approx(0.05 * 0.1)
+    with pytest.raises(ValueError, match=r"must be of an optimiser that was given to FSLA.*Got a StepLR of another"):
+        run.fit(lr_schedulers=foreign)
+    measured = Setup(own=False, outer_optimizer=RATES["outer_optimizer"])
+    assert measured.opt.inner_optimizer is None
+    with pytest.raises(
+        ValueError, match=r"Got a StepLR of another one\. Variables without an optimiser of yours move by"
+    ):
+        measured.fit(lr_schedulers=[lr_scheduler.StepLR(run.opt.inner_optimizer, 3)])
+    measured.fit(lr_schedulers=[lr_scheduler.StepLR(measured.opt.outer_optimizer, 3)], max_steps=4)
+    assert measured.opt.outer_optimizer.param_groups[0]["lr"] == pytest.approx(0.02 * 0.1)
 
 
 # ---------------------------------------------------------------------------------------------------------- checkpoints
 
 
 def test_the_last_checkpoints_are_kept(tmp_path):
-    Setup().fit(tmp_path, keep=3)
+    Setup().fit(tmp_path, save_total_limit=3)
     assert checkpoints(tmp_path) == [f"checkpoint-{k:08}.safetensors" for k in (24, 27, 30)]
     assert {p.name for p in tmp_path.iterdir()} == {"records.jsonl", *checkpoints(tmp_path)}
 
 
 def test_checkpoints_follow_the_clock(tmp_path, monkeypatch):
     clock = itertools.count()
-    monkeypatch.setattr(sys.modules["fsla.train._fit"], "monotonic", lambda: 60.0 * next(clock))
-    Setup().fit(tmp_path, save_every=None, save_minutes=7.5, keep=100)
+    monkeypatch.setattr(sys.modules["fsla.train._loop"], "monotonic", lambda: 60.0 * next(clock))
+    Setup().fit(tmp_path, save_every=None, save_every_minutes=7.5, save_total_limit=100)
     assert checkpoints(tmp_path) == [f"checkpoint-{k:08}.safetensors" for k in (8, 16, 24, 30)]
 
 
@@ -475,23 +485,23 @@ def test_a_damaged_checkpoint_is_refused_and_the_one_before_it_serves(tmp_path, 
 
 
 def test_a_checkpoint_of_another_problem_is_refused(tmp_path):
-    interrupted(tmp_path, fingerprint={"data": "first", "seed": 0})
+    interrupted(tmp_path, run_config={"data": "first", "seed": 0})
     before = {p.name: p.read_bytes() for p in tmp_path.iterdir()}
     same = {"data": "first", "seed": 0}
 
     def refused(setup, match, **more):
         state = digest(setup.model.state_dict())
         with pytest.raises(CheckpointError, match=match):
-            setup.fit(tmp_path, **({"fingerprint": same} | more))
+            setup.fit(tmp_path, **({"run_config": same} | more))
         assert digest(setup.model.state_dict()) == state
 
-    refused(Setup(), r"fingerprint\.data: 'first' there, 'second' wanted", fingerprint={"data": "second", "seed": 0})
+    refused(Setup(), r"run_config\.data: 'first' there, 'second' wanted", run_config={"data": "second", "seed": 0})
     refused(Setup(width=7), r"omega\.0\.weight: 'float64\[6, 4\]' there, 'float64\[7, 4\]' wanted")
-    refused(Setup(algorithm=fsla.SOBA), r"algorithm: 'FSLA' there, 'SOBA' wanted")
-    refused(Setup(momentum="average"), r"options\.momentum: 'none' there, 'average' wanted")
-    refused(Setup(v_at="new"), r"options\.v_at: 'old' there, 'new' wanted")
+    refused(Setup(algorithm=fsla.SOBA), r"optimizer: 'FSLA' there, 'SOBA' wanted")
+    refused(Setup(momentum="average"), r"algorithm\.momentum\.type: 'NoMomentum' there, 'EMA' wanted")
+    refused(Setup(adjoint_at="new_params"), r"algorithm\.adjoint_at: 'old_params' there, 'new_params' wanted")
     fewer = Setup()
-    refused(fewer, r"schedulers\[1\]: 'MultiStepLR' there, nothing wanted", schedulers=fewer.schedulers[:1])
+    refused(fewer, r"schedulers\[1\]: 'MultiStepLR' there, nothing wanted", lr_schedulers=fewer.schedulers[:1])
     other = Setup()
     other.train = DataLoader(Augmented(48, 1), batch_size=8, shuffle=True)
     refused(other, r"batches\[0\]: 5 there, 6 wanted")
@@ -500,7 +510,7 @@ def test_a_checkpoint_of_another_problem_is_refused(tmp_path):
 
 
 def test_previous_needs_two(tmp_path):
-    Setup().fit(tmp_path, keep=1)
+    Setup().fit(tmp_path, save_total_limit=1)
     with pytest.raises(CheckpointError, match=r"must hold two checkpoints"):
         Setup().fit(tmp_path, resume="previous")
 
@@ -542,7 +552,7 @@ def test_a_folder_that_cannot_be_written_is_found_before_the_first_step(tmp_path
     def refuse(path):
         raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
 
-    monkeypatch.setattr(sys.modules["fsla.train._fit"], "ensure_folder", refuse)
+    monkeypatch.setattr(sys.modules["fsla.train._loop"], "ensure_folder", refuse)
     with pytest.raises(CheckpointError, match=r"is not: Read-only file system\. Name another"):
         run.fit(tmp_path / "run")
     assert run.opt.step_count == 0
@@ -559,7 +569,7 @@ def test_one_run_at_a_time_in_a_process(tmp_path):
 
 def test_a_lock_of_a_dead_process_is_taken_over(tmp_path):
     (tmp_path / "lock").write_text("4194304999\n")
-    assert Setup().fit(tmp_path).step == STEPS
+    assert Setup().fit(tmp_path).num_steps == STEPS
     assert not (tmp_path / "lock").exists()
 
 
@@ -598,7 +608,7 @@ def test_fit_refuses_a_link_to_records_that_comes_after_the_look(tmp_path, monke
     """The journal opens the file by itself, without following links."""
     (tmp_path / "victim").write_text("precious")
     (tmp_path / "records.jsonl").symlink_to(tmp_path / "victim")
-    monkeypatch.setattr(sys.modules["fsla.train._fit"], "check_regular", lambda path: None)
+    monkeypatch.setattr(sys.modules["fsla.train._loop"], "check_regular", lambda path: None)
     with pytest.raises(CheckpointError, match=r"records\.jsonl: it is a symbolic link"):
         Setup().fit(tmp_path)
     assert (tmp_path / "victim").read_text() == "precious"
@@ -639,7 +649,7 @@ def test_fit_removes_links_and_not_what_they_lead_to(tmp_path):
     folder = tmp_path / "run"
     folder.mkdir()
     (folder / "checkpoint-00000003.part").symlink_to(tmp_path / "precious")
-    Setup().fit(folder, steps=2)
+    Setup().fit(folder, max_steps=2)
     assert not (folder / "checkpoint-00000003.part").is_symlink()
     assert (tmp_path / "precious" / "x").read_text() == "precious"
 
@@ -688,7 +698,7 @@ def test_the_bar_shows_on_a_terminal_alone(monkeypatch):
     monkeypatch.setenv("COLUMNS", "160")
     for stream, wanted, shown in ((Terminal(), True, True), (Terminal(), False, False), (io.StringIO(), True, False)):
         monkeypatch.setattr(sys, "stderr", stream)
-        Setup(own=False).fit(steps=6, progress=wanted)
+        Setup(own=False).fit(max_steps=6, progress_bar=wanted)
         text = stream.getvalue()
         assert all((part in text) == shown for part in ("6/6", "inner", "outer", "|d|", "L "))
 
@@ -707,12 +717,12 @@ def test_tensorboard_is_told_the_records(tmp_path, monkeypatch):
             told.append("close")
 
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", types.SimpleNamespace(SummaryWriter=SummaryWriter))
-    history = Setup().fit(tmp_path, steps=6, tensorboard=True)
+    history = Setup().fit(tmp_path, max_steps=6, tensorboard=True)
     assert told[0] == ("open", str(tmp_path / "tensorboard"), 1)
     assert told[-1] == "close"
     assert ("loss", history.records[1]["loss"], 6) in told
     assert {entry[0] for entry in told[1:-1]} == set(history.records[0]) - {"step", "hessian_norm", "outer_step_scale"}
-    Setup().fit(tmp_path, steps=8, tensorboard=True)
+    Setup().fit(tmp_path, max_steps=8, tensorboard=True)
     assert ("open", str(tmp_path / "tensorboard"), 7) in told
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
     with pytest.raises(ImportError, match=r"pip install 'fsla\[tensorboard\]'"):
@@ -750,8 +760,8 @@ def die_at(where, count):
     if where == "callback":
         return {"callbacks": [reached]}
     owner, name = {
-        "step": (fsla.FSLA, "_step"),
-        "moves": (fsla.FSLA, "_move_v"),
+        "step": (fsla.FSLA, "advance"),
+        "moves": (Tracked, "advance"),
         "fsync": (os, "fsync"),
         "rename": (Path, "replace"),
         "removal": (Path, "unlink"),
@@ -787,12 +797,12 @@ def killed_in_turn(folder, moments):
 
 def broken_off_with_workers(folder):
     whole = Setup(workers=2)
-    whole.fit(steps=12)
+    whole.fit(max_steps=12)
     with pytest.raises(Stop):
-        Setup(workers=2).fit(folder, steps=12, callbacks=[stop_at(8)])
+        Setup(workers=2).fit(folder, max_steps=12, callbacks=[stop_at(8)])
     last = Setup(workers=2)
     torch.manual_seed(9)
-    assert last.fit(folder, steps=12).resumed_from == 6
+    assert last.fit(folder, max_steps=12).resumed_from == 6
     assert last.end == whole.end
     print("same")
 
@@ -814,7 +824,7 @@ def tell(opt, record):
 
 run = Setup()
 save_every = int(sys.argv[3]) if len(sys.argv) > 3 else 3
-run.fit(sys.argv[1], steps=int(sys.argv[2]), evaluate_every=1, callbacks=[tell], save_every=save_every)
+run.fit(sys.argv[1], max_steps=int(sys.argv[2]), eval_every=1, callbacks=[tell], save_every=save_every)
 print("end", digest([run.model.state_dict(), run.weights.state_dict(), run.opt.state_dict()]), flush=True)
 """
 
@@ -862,7 +872,7 @@ def test_a_second_process_is_refused_and_sigterm_saves_the_run_and_ends_it(tmp_p
     )
     assert not (tmp_path / "lock").exists()
     assert len(records(tmp_path)) == step
-    assert Setup().fit(tmp_path, steps=step + 2, evaluate_every=1).resumed_from == step
+    assert Setup().fit(tmp_path, max_steps=step + 2, eval_every=1).resumed_from == step
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
@@ -908,7 +918,7 @@ def test_what_a_callback_draws_does_not_change_a_run():
 
 def test_another_thread_leaves_signals_alone(tmp_path):
     found = []
-    thread = threading.Thread(target=lambda: found.append(Setup().fit(tmp_path).step))
+    thread = threading.Thread(target=lambda: found.append(Setup().fit(tmp_path).num_steps))
     thread.start()
     thread.join()
     assert found == [STEPS]
@@ -946,3 +956,67 @@ for limit, step in ((whole - 10, 100), (20_000, 15)):
     last = Setup()
     last.fit(tmp_path)
     assert last.end == whole.end
+
+
+# ----------------------------------------------------------------------------------------- checkpoints that were edited
+
+
+def leaves(nest, place=()):
+    """Yield the places of the values in a JSON nest, and the values."""
+    if isinstance(nest, dict | list):
+        for name, part in nest.items() if isinstance(nest, dict) else enumerate(nest):
+            yield from leaves(part, (*place, name))
+    else:
+        yield place, nest
+
+
+def changed(nest, place, value):
+    if not place:
+        return value
+    nest = dict(nest) if isinstance(nest, dict) else list(nest)
+    nest[place[0]] = changed(nest[place[0]], place[1:], value)
+    return nest
+
+
+def edits(content):
+    """Yield copies of a checkpoint with one thing that is of another kind."""
+    for name, t in content.tensors.items():
+        yield f"{name} has another shape", content.tensors | {name: t[None].expand(2, *t.shape).clone()}, content.json
+        other = torch.int32 if t.is_floating_point() else torch.float64
+        yield f"{name} has another dtype", content.tensors | {name: t.to(other)}, content.json
+        yield f"without {name}", {key: value for key, value in content.tensors.items() if key != name}, content.json
+    for place, value in leaves(content.json):
+        bad = [{}, 0.5] if isinstance(value, str) else ["x", {}] if value is not None else []
+        for other in bad:
+            yield f"{place} = {other!r}", content.tensors, changed(content.json, place, other)
+
+
+@pytest.mark.parametrize("kind", ["fsla", "measured"])
+def test_fit_refuses_an_edited_checkpoint_whose_digest_fits_and_sets_nothing(tmp_path, kind):
+    """All names, forms and kinds of values are known before the first of them is set."""
+    Setup(**KINDS[kind]).fit(tmp_path, max_steps=12, save_total_limit=1)
+    (path,) = tmp_path.glob("checkpoint-*")
+    content = container.read(path, stores.KIND)
+    run = Setup(**KINDS[kind])
+    before = run.left()
+    taken = []
+    every = list(edits(content))
+    for what, tensors, nest in random.Random(0).sample(every, 250):
+        path.write_bytes(container.to_bytes(stores.KIND, tensors, nest, content.run_id))
+        try:
+            run.fit(tmp_path, max_steps=12)
+            taken.append(what)
+            run = Setup(**KINDS[kind])
+        except CheckpointError:
+            assert run.left() == before, what
+    assert taken == []
+
+
+def test_fit_refuses_the_checkpoint_of_another_run_of_the_same_kind(tmp_path):
+    """Its forms, settings and step are the same; its run is another."""
+    for name in ("one", "other"):
+        Setup().fit(tmp_path / name, max_steps=6)
+    name = "checkpoint-00000006.safetensors"
+    (tmp_path / "one" / name).write_bytes((tmp_path / "other" / name).read_bytes())
+    with pytest.raises(CheckpointError, match=rf"{name} and checkpoint-00000003\.safetensors must be of one run"):
+        Setup().fit(tmp_path / "one", max_steps=9)

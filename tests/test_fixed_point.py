@@ -4,11 +4,11 @@ import pytest
 import torch
 
 import fsla
-from fsla import FixedPoint, Point, Sample, algorithms
+from fsla import Batch, FixedPointProblem, Point, StepBatches, algorithms
 from fsla import _tree as tree
 from support import F64, normal, ridge_logistic
 
-FULL = Sample.full(None, None)
+FULL = StepBatches.shared(None, None)
 
 
 def equilibrium():
@@ -34,7 +34,7 @@ def equilibrium():
     def f(x):
         return outer({"x": x}, solved({"x": x}), None)
 
-    return FixedPoint(phi, outer), f, solved
+    return FixedPointProblem(phi, outer), f, solved
 
 
 LAM = {"x": torch.tensor([0.3, -0.2], dtype=F64)}
@@ -45,27 +45,27 @@ def test_the_fixed_point_iteration_gives_the_derivative_through_the_equilibrium(
     x = LAM["x"].clone().requires_grad_()
     (want,) = torch.autograd.grad(f(x), x)
     at = Point(LAM, solved(LAM))
-    found = fsla.hypergradient(problem, at, None, None, "neumann", steps=200, beta=1.0)
+    found = fsla.hypergradient(problem, at, None, None, "neumann", num_steps=200, step_size=1.0)
     assert torch.allclose(found.value["x"], want, rtol=1e-10)
 
 
 @pytest.mark.parametrize(
-    "solver",
+    "algorithm",
     [
-        algorithms.aid_fp(fsla.steps.constant(0.2, 1.0, 0.0), T=20, K=20, step=1.0),
+        algorithms.aid_fp(fsla.steps.constant(0.2, 1.0, 0.0), inner_steps=20, num_terms=20, adjoint_lr=1.0),
         algorithms.fsla(fsla.steps.constant(0.1, 1.0, 1.0, 0.5)),
         algorithms.soba(fsla.steps.constant(0.1, 1.0, 1.0)),
-        algorithms.amigo(fsla.steps.constant(0.2, 1.0, 1.0), T=5, Q=5),
-        algorithms.itd_bio(fsla.steps.constant(0.2, 1.0, 0.0), T=40),
+        algorithms.amigo(fsla.steps.constant(0.2, 1.0, 1.0), inner_steps=5, hvp_steps=5),
+        algorithms.itd_bio(fsla.steps.constant(0.2, 1.0, 0.0), inner_steps=40),
     ],
     ids=["aid_fp", "fsla", "soba", "amigo", "itd_bio"],
 )
-def test_algorithms_find_the_best_equilibrium(solver):
+def test_algorithms_find_the_best_equilibrium(algorithm):
     problem, f, _ = equilibrium()
-    state = solver.init(problem, Point(LAM, {"z": torch.zeros(4, dtype=F64)}), FULL)
+    state = algorithm.init(problem, Point(LAM, {"z": torch.zeros(4, dtype=F64)}), FULL)
     for _ in range(600):
-        state = solver.step(problem, state, FULL)
-    x = state.at.lam["x"].clone().requires_grad_()
+        state = algorithm.step(problem, state, FULL)
+    x = state.lam.value["x"].clone().requires_grad_()
     (slope,) = torch.autograd.grad(f(x), x)
     assert float(slope.norm()) < 1e-5
 
@@ -80,31 +80,32 @@ def test_a_gradient_step_as_a_map_is_the_gradient_method():
         grads = torch.autograd.grad(loss, list(leaves.values()), create_graph=True)
         return {name: t - rate * g for (name, t), g in zip(leaves.items(), grads, strict=True)}
 
-    mapped = FixedPoint(phi, problem.outer_loss)
-    xi = Sample.full(train, valid)
-    ours = algorithms.aid_fp(fsla.steps.constant(0.05, rate, 0.0), T=3, K=4, step=rate)
-    theirs = algorithms.aid_fp(fsla.steps.constant(0.05, 1.0, 0.0), T=3, K=4, step=1.0)
-    a, b = ours.init(problem, at, xi), theirs.init(mapped, at, xi)
+    mapped = FixedPointProblem(phi, problem.outer_loss)
+    batches = StepBatches.shared(train, valid)
+    ours = algorithms.aid_fp(fsla.steps.constant(0.05, rate, 0.0), inner_steps=3, num_terms=4, adjoint_lr=rate)
+    theirs = algorithms.aid_fp(fsla.steps.constant(0.05, 1.0, 0.0), inner_steps=3, num_terms=4, adjoint_lr=1.0)
+    a, b = ours.init(problem, at, batches), theirs.init(mapped, at, batches)
     for _ in range(3):
-        a, b = ours.step(problem, a, xi), theirs.step(mapped, b, xi)
-    assert float(tree.norm(tree.sub(a.at.lam, b.at.lam))) < 1e-13
-    assert float(tree.norm(tree.sub(a.at.omega, b.at.omega))) < 1e-13
+        a, b = ours.step(problem, a, batches), theirs.step(mapped, b, batches)
+    assert float(tree.norm(tree.sub(a.lam.value, b.lam.value))) < 1e-13
+    assert float(tree.norm(tree.sub(a.omega.value, b.omega.value))) < 1e-13
 
 
 def test_what_a_map_cannot_do_is_said():
     problem, _, solved = equilibrium()
     at = Point(LAM, solved(LAM))
-    with pytest.raises(ValueError, match=r"needs a symmetric Hessian.*method='neumann' with beta=1"):
+    with pytest.raises(ValueError, match=r"needs a symmetric Hessian.*method='neumann' with step_size=1"):
         fsla.hypergradient(problem, at, None, None, "implicit")
-    for solver in (
+    for algorithm in (
         algorithms.f2sa(fsla.steps.constant(0.1, 1.0, 0.1)),
         algorithms.rtho(fsla.steps.constant(0.1, 1.0, 1.0)),
-        algorithms.hjfbio(fsla.steps.constant(0.1, 1.0, 1.0), radius=10.0),
+        algorithms.hjfbio(fsla.steps.constant(0.1, 1.0, 1.0), max_adjoint_norm=10.0),
     ):
-        state = solver.init(problem, at, FULL)
+        state = algorithm.init(problem, at, FULL)
         with pytest.raises(NotImplementedError, match="A fixed-point problem has no"):
-            solver.step(problem, state, FULL)
-    with pytest.raises(TypeError, match="phi must return a mapping"):
-        FixedPoint(lambda lam, omega, batch: omega["z"], lambda lam, omega, batch: 0.0).inner_at(at, None).grad  # noqa: B018
-    with pytest.raises(TypeError, match="phi must be callable"):
-        FixedPoint("phi", lambda lam, omega, batch: 0.0)
+            algorithm.step(problem, state, FULL)
+    loose = FixedPointProblem(lambda lam, omega, batch: omega["z"], lambda lam, omega, batch: 0.0)
+    with pytest.raises(TypeError, match="fixed_point_map must return a mapping"):
+        _ = loose.inner_at(at, Batch(None)).grad_omega
+    with pytest.raises(TypeError, match="fixed_point_map must be callable"):
+        FixedPointProblem("phi", lambda lam, omega, batch: 0.0)

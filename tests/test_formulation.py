@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from fsla import Point
+from fsla import Batch, Point, StepBatches
 from fsla import _tree as tree
 from fsla._tree import basis, zeros_like
-from fsla.hypergradients import Unrolled
+from fsla.hypergradients import ReverseUnroll
 from fsla.hypergradients._recursions import (
     Term,
     adjoint_recursion,
@@ -16,7 +16,8 @@ from fsla.hypergradients._recursions import (
     matrix_recursion,
     vector_recursion,
 )
-from fsla.problems import Sample
+from fsla.steps import GradientDescent, Position, StepContext, constant
+from fsla.steps._updates import Updates
 from support import normal, ridge_logistic
 
 
@@ -28,7 +29,7 @@ def lemma():
     for k in range(5):
         omega = {name: t + 2 * normal(*t.shape, seed=10 + k) for name, t in at.omega.items()}
         p = tree.unflatten(normal(7, seed=20 + k), at.omega)
-        terms.append(Term(problem.inner_at(Point(at.lam, omega), train), 0.3 + 0.1 * k, p))
+        terms.append(Term(problem.inner_at(Point(at.lam, omega), Batch(train)), 0.3 + 0.1 * k, p))
     return problem, at, train, valid, terms
 
 
@@ -46,7 +47,7 @@ def test_the_hessians_do_not_commute(lemma):
 
 def test_backward_sum_equals_matrix_and_adjoint_recursions(lemma):
     problem, at, _, valid, terms = lemma
-    p, d_lam = terms[-1].p, problem.outer_at(at, valid).d_lam
+    p, d_lam = terms[-1].p, problem.outer_at(at, Batch(valid)).grad_lam
     by_sum = backward_sum(terms, p, d_lam)
     assert close(adjoint_recursion(reversed(terms), p, d_lam), by_sum)
     rows = matrix_recursion(terms, at.lam, [zeros_like(at.omega) for _ in basis(at.lam)])
@@ -55,9 +56,9 @@ def test_backward_sum_equals_matrix_and_adjoint_recursions(lemma):
 
 def test_forward_sum_equals_the_vector_recursion(lemma):
     problem, at, train, valid, terms = lemma
-    last, d_lam = problem.inner_at(at, train), problem.outer_at(at, valid).d_lam
+    last, d_lam = problem.inner_at(at, Batch(train)), problem.outer_at(at, Batch(valid)).grad_lam
     v = vector_recursion(terms, tree.zeros_like(at.omega))
-    assert close(tree.sub(d_lam, last.cross(v)), forward_sum(terms, last, d_lam))
+    assert close(tree.sub(d_lam, last.mixed_hvp(v)), forward_sum(terms, last, d_lam))
 
 
 def product(terms, order, p):
@@ -69,7 +70,7 @@ def product(terms, order, p):
 def test_the_other_order_of_the_product_is_wrong_in_both_modes(lemma):
     """The paper's increasing product fits the backward mode only; each mode fails with the other's order."""
     problem, at, train, valid, terms = lemma
-    last, d_lam, p = problem.inner_at(at, train), problem.outer_at(at, valid).d_lam, terms[-1].p
+    last, d_lam, p = problem.inner_at(at, Batch(train)), problem.outer_at(at, Batch(valid)).grad_lam, terms[-1].p
     # applied to p, the rightmost factor of the product comes first
     increasing, decreasing = reversed, list  # P_{k+1} … P_{K-1} p and P_{K-1} … P_{k+1} p
 
@@ -77,8 +78,8 @@ def test_the_other_order_of_the_product_is_wrong_in_both_modes(lemma):
         backward, forward = d_lam, d_lam
         for k, term in enumerate(terms):
             later = terms[k + 1 :]
-            backward = tree.axpy(-term.beta, term.at.cross(product(later, order, p)), backward)
-            forward = tree.axpy(-term.beta, last.cross(product(later, order, term.p)), forward)
+            backward = tree.axpy(-term.beta, term.at.mixed_hvp(product(later, order, p)), backward)
+            forward = tree.axpy(-term.beta, last.mixed_hvp(product(later, order, term.p)), forward)
         return backward, forward
 
     right = backward_sum(terms, p, d_lam), forward_sum(terms, last, d_lam)
@@ -88,28 +89,30 @@ def test_the_other_order_of_the_product_is_wrong_in_both_modes(lemma):
     assert not close(sums(increasing)[1], right[1], 1e-6)
 
 
-@pytest.mark.parametrize("truncate", [None, 1, 3])
-def test_bp_is_the_backward_mode_with_beta_k_equal_to_the_next_inner_step(truncate):
+@pytest.mark.parametrize("unroll_length", [None, 1, 3])
+def test_bp_is_the_backward_mode_with_beta_k_equal_to_the_next_inner_step(unroll_length):
     """Automatic differentiation through the inner steps, with steps of different sizes (β_k = η_{k+1})."""
     problem, at, train, valid = ridge_logistic()
     etas = [0.5, 0.2, 0.9, 0.4, 0.7]
     lam = {name: t.clone().requires_grad_() for name, t in at.lam.items()}
-    omega, trail = dict(at.omega), []
+    omega, trajectory = dict(at.omega), []
     for k, eta in enumerate(etas):
-        trail.append(({name: t.detach() for name, t in omega.items()}, eta))
+        trajectory.append(({name: t.detach() for name, t in omega.items()}, eta))
         leaves = {name: t if t.requires_grad else t.clone().requires_grad_() for name, t in omega.items()}
-        if truncate is not None and k < len(etas) - truncate:  # before the cut, nothing depends on λ
+        if unroll_length is not None and k < len(etas) - unroll_length:  # before the cut, nothing depends on λ
             leaves = {name: t.detach().requires_grad_() for name, t in omega.items()}
         loss = problem.inner_loss(lam, leaves, train)
         grads = torch.autograd.grad(loss, list(leaves.values()), create_graph=True)
         omega = {name: t - eta * g for (name, t), g in zip(leaves.items(), grads, strict=True)}
-        if truncate is not None and k < len(etas) - truncate:
+        if unroll_length is not None and k < len(etas) - unroll_length:
             omega = {name: t.detach() for name, t in omega.items()}
     value = problem.outer_loss(lam, omega, valid)
     expected = dict(zip(lam, torch.autograd.grad(value, list(lam.values())), strict=True))
 
-    there = Point(at.lam, {name: t.detach() for name, t in omega.items()}, tuple(trail))
-    found = Unrolled(truncate).gradient(problem, there, None, Sample.full(train, valid))
+    there = Point(at.lam, {name: t.detach() for name, t in omega.items()}, tuple(trajectory))
+    sizes, plain = constant(0.0, 0.0, 0.0), GradientDescent()
+    step = StepContext(problem, StepBatches.shared(train, valid), sizes.rates(0), Updates(plain, plain, plain), sizes)
+    found = ReverseUnroll(unroll_length).gradient(step, Position(there, {}))
     assert close(found, expected)
 
 

@@ -1,5 +1,6 @@
 """The guard: quantities that start at 0 may grow, runs that diverge go back, and what it keeps is what is trained."""
 
+import copy
 import math
 from functools import partial
 
@@ -107,7 +108,7 @@ def test_guard_finds_steps_that_are_too_long_from_a_start_at_zero(options, names
     with pytest.warns(fsla.RollbackWarning, match=f"{names}.* not finite or 100 times") as caught:
         _, _, opt = run(quadratic(1), steps=40, max_rollbacks=30, **options)
     assert all("diverged at step" in str(warning.message) for warning in caught)
-    assert all(bool(t.isfinite().all()) for t in opt.problem.moving())
+    assert all(bool(t.isfinite().all()) for t in opt._problem.moving())
 
 
 def test_guard_finds_a_jump_at_once_where_both_losses_start_above_zero():
@@ -157,7 +158,7 @@ def test_guard_keeps_no_copy_of_a_frozen_backbone(tmp_path):
     opt.step(batch, batch)
     assert all(t.shape != frozen.weight.shape for t in opt._good["tensors"])
     assert sum(t.numel() for t in opt._good["tensors"]) == sum(
-        p.numel() for p in (*model[2].parameters(), *opt.problem.lam.values())
+        p.numel() for p in (*model[2].parameters(), *opt._problem.lam.values())
     )
 
 
@@ -171,7 +172,7 @@ def test_guard_writes_a_new_good_state_into_the_memory_of_the_last():
     for _ in range(9):
         opt.step(batch, batch)
     assert [t.data_ptr() for t in opt._good["tensors"]] == places
-    assert opt._good["state"]["step_count"] == 10
+    assert dict(opt._good["state"]["json"]["mapping"])["step_count"] == 10
     assert torch.equal(opt._good["tensors"][0], model.weight)
     opt.step(batch, batch)
     assert not torch.equal(opt._good["tensors"][0], model.weight)
@@ -187,3 +188,116 @@ def test_guard_that_may_not_rescue_keeps_nothing():
     assert opt._good is None
     with pytest.raises(fsla.DivergenceError, match="inner loss"):
         opt.step((batch[0] * math.nan, batch[1]), batch)
+
+
+# -------------------------------------------------------------------------------------- in a loop of somebody else's
+
+
+BATCH = torch.ones(6, 4, dtype=F64) * torch.arange(1, 7, dtype=F64)[:, None], torch.arange(6) % 3
+LOSSES = {"inner_loss": class_weighted_loss, "outer_loss": plain_loss}
+
+
+def in_a_loop(opt, steps, batch=BATCH):
+    for _ in range(steps):
+        opt.backward(batch, batch)
+        opt.inner_optimizer.step()
+        opt.inner_optimizer.zero_grad()
+
+
+def take(opt, steps):
+    for _ in range(steps):
+        opt.step(BATCH, BATCH)
+
+
+def build(**options):
+    torch.manual_seed(0)
+    options = {"inner_optimizer": partial(torch.optim.Adam, lr=0.01)} | options
+    return fsla.SOBA(nn.Linear(4, 3, dtype=F64), ClassWeights(), **LOSSES | options)
+
+
+def test_guard_in_a_loop_of_others_keeps_v_and_the_outer_variable_alone():
+    """The model and its optimiser are not ours to copy: no second copy of them is held."""
+    opt = build()
+    in_a_loop(opt, 12)
+    assert [tuple(t.shape) for t in opt._good["tensors"]] == [(3,)]
+    assert not any(path.startswith("optimizers") for path in opt._good["state"]["tensors"])
+
+
+def test_guard_in_a_loop_of_others_sets_v_to_zero_and_halves_its_steps():
+    """The model goes on where it stands; the weights go back to their last good value."""
+    opt = build(adjoint_optimizer=partial(SGD, lr=0.02), outer_optimizer=partial(SGD, lr=0.02))
+    in_a_loop(opt, 16)
+    good = opt._good["tensors"][0].clone()
+    before = [p.detach().clone() for p in opt.model.parameters()]
+    moments = copy.deepcopy(opt.inner_optimizer.state_dict()["state"])
+    with pytest.warns(fsla.RollbackWarning, match="at step 17: .*v begins anew, and their steps are half as long; 2"):
+        opt.backward(BATCH, (BATCH[0] * math.nan, BATCH[1]))
+    assert all(bool(p.grad.isfinite().all()) for p in opt.model.parameters())
+    assert opt.step_count == 17
+    assert torch.equal(opt.outer.w.detach(), good)
+    assert not any(t.any() for t in opt.adjoint.values())
+    assert [o.param_groups[0]["lr"] for o in (opt.adjoint_optimizer, opt.outer_optimizer)] == [0.01, 0.01]
+    assert opt.inner_optimizer.param_groups[0]["lr"] == 0.01
+    assert all(torch.equal(p, old) for p, old in zip(opt.model.parameters(), before, strict=True))
+    assert repr(opt.inner_optimizer.state_dict()["state"]) == repr(moments)
+    in_a_loop(opt, 20)
+    trained = *opt.model.parameters(), *opt.adjoint.values(), *opt.outer.parameters()
+    assert all(bool(t.isfinite().all()) for t in trained)
+
+
+def test_guard_halves_automatic_steps_of_v_and_the_outer_variable():
+    """They have no optimiser whose rate could be halved; the factor is part of what is measured."""
+    opt = build()
+    in_a_loop(opt, 16)
+    with pytest.warns(fsla.RollbackWarning):
+        opt.backward(BATCH, (BATCH[0] * math.nan, BATCH[1]))
+    assert float(opt.state.measured.caution) == 0.5
+
+
+def test_guard_halves_the_steps_of_a_schedule():
+    """A rollback with the same steps would end where it began."""
+    algorithm = fsla.algorithms.soba(fsla.steps.constant(0.001, 0.01, 0.7))
+    torch.manual_seed(0)
+    opt = fsla.BilevelOptimizer(
+        nn.Linear(4, 3, dtype=F64), ClassWeights(), algorithm=algorithm, max_rollbacks=12, **LOSSES
+    )
+    with pytest.warns(fsla.RollbackWarning):
+        take(opt, 150)
+    assert opt._cautious.step_sizes.rates(0).adjoint_lr <= 0.35
+    saved = opt.state_dict()
+    opt.load_state_dict(saved)
+    assert opt._cautious.step_sizes.rates(0).adjoint_lr <= 0.35
+
+
+def test_guard_compares_v_with_what_it_was_only_where_it_has_moved():
+    """Between two steps of v many looks see the same number, which says nothing of its scale."""
+    opt = build(outer_every=40)
+    in_a_loop(opt, 100)
+    assert opt._guard._scales["v"].quiet + opt._guard._scales["v"].growths <= 3
+
+
+@pytest.mark.parametrize("max_rollbacks", [0, None])
+def test_guard_in_a_loop_of_others_that_may_not_go_back_keeps_nothing(max_rollbacks):
+    """0 raises at a divergence, None looks at nothing."""
+    opt = build(max_rollbacks=max_rollbacks)
+    in_a_loop(opt, 9)
+    assert opt._good is None
+    bad = BATCH[0], BATCH[1]
+    if max_rollbacks is None:
+        opt.backward(bad, (BATCH[0] * math.nan, BATCH[1]))
+        return
+    with pytest.raises(fsla.DivergenceError, match="outer loss"):
+        opt.backward(bad, (BATCH[0] * math.nan, BATCH[1]))
+
+
+def test_rollback_leaves_the_kept_state_alone():
+    """Optimisers write into their moments; the copy must serve a second rollback."""
+    opt = build()
+    take(opt, 16)
+    opt.step((BATCH[0] * math.nan, BATCH[1]), BATCH)
+    with pytest.warns(fsla.RollbackWarning):
+        take(opt, 3)
+    kept = {path: t.clone() for path, t in opt._good["state"]["tensors"].items()}
+    assert any(path.startswith("optimizers/inner_optimizer") for path in kept)
+    take(opt, 3)
+    assert all(torch.equal(t, kept[path]) for path, t in opt._good["state"]["tensors"].items())

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from fsla import algorithms
-from fsla.problems import Counted, Point, Sample
+from fsla.problems import CountedProblem, Point, StepBatches
 from fsla.steps import constant
 from fsla_benchmarks.steps import jax_scan
 from fsla_benchmarks.steps.jax_scan import Batches, State, seconds_a_step
@@ -57,9 +57,9 @@ def both(name, dtype, momentum, samples, steps=4):
     problem, at, consts, inner, outer = setting(name, dtype)
     first, second, third, out = *inner, outer[0]
     hvp, cross = {"grouped": (first, second), "independent": (third, second), "shared": (first, first)}[samples]
-    xi = Sample(first, out, hvp, out, cross)
-    algorithm, rates = algorithms.fsla(RATES[name], momentum=momentum), RATES[name](0)
-    state = algorithm.init(problem, at, xi)
+    batches = StepBatches.of(*((x,) for x in (first, out, hvp, out, cross)))
+    algorithm, rates = algorithms.fsla(RATES[name], momentum=momentum), RATES[name].rates(0)
+    state = algorithm.init(problem, at, batches)
 
     arrays = {id(t): None if t is None else t.int().numpy() for t in (first, second, third, out)}
     indices = [arrays[id(t)] for t in (first, out, hvp, cross)]
@@ -74,10 +74,10 @@ def both(name, dtype, momentum, samples, steps=4):
         return jax_scan.step(name, consts, own, Batches(b1, b2, b1 if together else b3, b4), rates, momentum)
 
     for _ in range(steps):
-        state = algorithm.step(Counted(problem), state, xi)
+        state = algorithm.step(CountedProblem(problem), state, batches)
         own = advance(consts, own, indices)
-    (lam,), (d,) = state.at.lam.values(), state.d.values()
-    expected = State(lam.numpy(), to_jax(name, state.at.omega), to_jax(name, state.memory), d.numpy())
+    (lam,), (d,) = state.lam.value.values(), state.direction.values()
+    expected = State(lam.numpy(), to_jax(name, state.omega.value), to_jax(name, state.v), d.numpy())
     return expected, own
 
 

@@ -1,6 +1,7 @@
 """Rows that wait until they are seen: the numbers of a sweep over all of λ, in one process and in several."""
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,12 +11,12 @@ from hypothesis import strategies as st
 
 import fsla
 import lazy_program
-from fsla import LazyRows, Point, Reduced, Sample, Shard, ShardSampler, Share, WeightedProblem, algorithms
+from fsla import Batch, LazyRowOptimizer, Point, StepBatches, WeightedLossProblem, algorithms
 from fsla._tree import dense, flatten
 from fsla.contrib import _shard_files as shard_files
 from fsla.contrib import load_shards, reshard, save_shards
 from fsla.contrib._decay import Decay, RowTable
-from fsla.hypergradients import Tracked
+from fsla.distributed import BatchShard, DataParallelReducer, IndexRange, ShardedSampler, get_group
 from fsla.problems import Sampler
 from fsla.steps import EMA, SPIDER, Ball, Box, Schedule, constant
 from fsla.train import CheckpointError, load_checkpoint, save_checkpoint
@@ -34,7 +35,7 @@ from support import F64, normal
 def test_decays_are_those_of_the_plain_loop(steps, block):
     decay = Decay(block=block)
     for k in range(len(steps) + 1):
-        D, A = decay.since(torch.arange(k + 1))
+        D, A = decay.decay_from(torch.arange(k + 1))
         for t in range(k + 1):
             kept, moved = 1.0, 0.0
             for alpha, keep in steps[t:k]:
@@ -51,7 +52,7 @@ def test_many_steps_neither_underflow_nor_drift():
     decay = Decay()
     for k in range(6000):
         decay.append(1.0, 0.1 if k < 5000 else 0.0 if k == 5500 else 1 - 1e-6)
-    D, A = decay.since(torch.tensor([0, 4999, 5000, 5501, 6000]))
+    D, A = decay.decay_from(torch.tensor([0, 4999, 5000, 5501, 6000]))
     stay = 1 - 1e-6
     expected = [
         1 / 0.9,
@@ -78,24 +79,22 @@ CASES = {
     "storm, η = 1 for a while": algorithms.fsla(Schedule(10.0, 0.2, 0.2, 5.0, power=0.5)),
     "average, η = .9": algorithms.fsla(constant(1.0, 0.2, 0.2, 0.9), momentum="average"),
     "average, η = .01": algorithms.fsla(constant(1.0, 0.2, 0.2, 0.01), momentum="average"),
-    "storm in a box": algorithms.fsla(Schedule(100.0, 0.2, 0.2, 0.9, power=0.5), project=Box(-0.05, 0.05)),
-    "average, v at the new ω": algorithms.fsla(FALLING, momentum="average", v_at="new"),
+    "storm in a box": algorithms.fsla(Schedule(100.0, 0.2, 0.2, 0.9, power=0.5), projection=Box(-0.05, 0.05)),
+    "average, v at the new ω": algorithms.fsla(FALLING, momentum="average", adjoint_at="new_params"),
     "soba": algorithms.soba(constant(3.0, 0.2, 0.2)),
     "ma_soba": algorithms.ma_soba(constant(3.0, 0.2, 0.2, 0.1)),
-    "ma_soba in a box": algorithms.ma_soba(constant(9.0, 0.2, 0.2, 0.1), project=Box(-0.05, 0.05)),
+    "ma_soba in a box": algorithms.ma_soba(constant(9.0, 0.2, 0.2, 0.1), projection=Box(-0.05, 0.05)),
 }
 LONG = ("none", "storm, η = 1 for a while", "average, η = .9", "average, η = .01", "storm in a box")
 SHORT = {
-    "amigo": algorithms.amigo(constant(3.0, 0.2, 0.2), T=2, Q=3),
-    "truncated_bp": algorithms.truncated_bp(constant(3.0, 0.2, 0.2), T=4, R=2),
+    "amigo": algorithms.amigo(constant(3.0, 0.2, 0.2), inner_steps=2, hvp_steps=3),
+    "truncated_bp": algorithms.truncated_bp(constant(3.0, 0.2, 0.2), inner_steps=4, unroll_length=2),
     "bp": algorithms.bp(constant(3.0, 0.2, 0.2, 0.1)),
-    "cg": algorithms.cg(constant(3.0, 0.2, 0.2, 0.1), K=3),
-    "fsla_spider": fsla.Solver(
-        Tracked(),
-        fsla.steps.Periodic(FALLING, 7),
-        direction=SPIDER(),
-    ),
-    "averaged last": fsla.Solver(Tracked(), FALLING, direction=EMA(), lam_last=True),
+    "cg": algorithms.cg(constant(3.0, 0.2, 0.2, 0.1), hvp_steps=3),
+    "fsla_spider": fsla.Alternating(step_sizes=fsla.steps.PeriodicRefresh(FALLING, 7), momentum=SPIDER()),
+    "averaged last": fsla.Alternating(step_sizes=FALLING, momentum=EMA(), outer_last=True),
+    "average, one step in three": replace(algorithms.fsla(FALLING, momentum="average"), outer_every=3),
+    "soba, one step in three": replace(algorithms.soba(constant(3.0, 0.2, 0.2)), outer_every=3),
 }
 
 
@@ -110,17 +109,17 @@ def samples(algorithm, count, mode="independent", size=8, seed=0):
     def outer():
         return torch.randint(lazy_program.TRUSTED, (8,), generator=generator)
 
-    draw = Sampler(algorithm.needs, inner, outer, mode)
+    draw = Sampler(algorithm.batches, inner, outer, mode)
     return [draw() for _ in range(count)]
 
 
 def both(algorithm, drawn):
     problem, at = weighted()
     state = algorithm.init(problem, at, drawn[0])
-    run = LazyRows(algorithm, problem, at, drawn[0])
-    for xi in drawn[1:]:
-        state = algorithm.step(problem, state, xi)
-        run.step(xi)
+    run = LazyRowOptimizer(algorithm, problem, at, drawn[0])
+    for batches in drawn[1:]:
+        state = algorithm.step(problem, state, batches)
+        run.step(batches)
     return state, run
 
 
@@ -131,38 +130,38 @@ def test_lazy_runs_take_the_steps_of_the_sweep(name):
     drawn = samples(algorithm, (501 if name in LONG else 201) if name in CASES else 41)
     state, run = both(algorithm, drawn)
     lam, d = run.rows(torch.arange(SAMPLES))
-    assert gap(lam, state.at.lam) < 1e-12
-    assert gap(d, state.d) < 1e-12
-    assert gap(run.state.at.omega, state.at.omega) < 1e-12
+    assert gap(lam, state.lam.value) < 1e-12
+    assert gap(d, state.direction) < 1e-12
+    assert gap(run.state.omega.value, state.omega.value) < 1e-12
     assert torch.equal(flatten(run.weights()), flatten(lam))
-    assert run.k == state.k
+    assert run.step_count == state.step_count
     if name.endswith("box"):
         assert 0.2 < float((flatten(lam).abs() == 0.05).double().mean()) < 0.98
 
 
 def test_a_start_outside_of_the_box_is_brought_into_it():
-    algorithm = algorithms.fsla(constant(0.3, 0.2, 0.2, 0.5), project=Box(-0.02, 0.02))
+    algorithm = algorithms.fsla(constant(0.3, 0.2, 0.2, 0.5), projection=Box(-0.02, 0.02))
     state, run = both(algorithm, samples(algorithm, 30))
-    assert gap(run.weights(), state.at.lam) < 1e-13
+    assert gap(run.weights(), state.lam.value) < 1e-13
 
 
 def test_single_precision_holds_twelve_bytes_a_weight():
-    table = RowTable.begun({"w": torch.zeros(1).expand(1000)}, None)
+    table = RowTable.init_rows({"w": torch.zeros(1).expand(1000)}, None)
     held = [*table.lam.values(), *table.d.values(), table.last]
     assert sum(t.untyped_storage().nbytes() for t in held) == 12_000
 
 
 def test_wrapped_problems_and_whole_numbers_of_32_bits(tmp_path):
     problem, at = weighted()
-    problem.rows = lambda i: i.to(torch.int32)
+    problem.row_index = lambda i: i.to(torch.int32)
     algorithm = CASES["storm"]
     drawn = samples(algorithm, 20)
-    state = algorithm.init(fsla.Damped(problem, 0.1), at, drawn[0])
-    run = LazyRows(algorithm, problem, at, drawn[0], around=lambda p: fsla.Damped(p, 0.1))
-    for xi in drawn[1:]:
-        state = algorithm.step(fsla.Damped(problem, 0.1), state, xi)
-        run.step(xi)
-    assert gap(run.weights(), state.at.lam) < 1e-13
+    state = algorithm.init(fsla.DampedProblem(problem, 0.1), at, drawn[0])
+    run = LazyRowOptimizer(algorithm, problem, at, drawn[0], wrap_problem=lambda p: fsla.DampedProblem(p, 0.1))
+    for batches in drawn[1:]:
+        state = algorithm.step(fsla.DampedProblem(problem, 0.1), state, batches)
+        run.step(batches)
+    assert gap(run.weights(), state.lam.value) < 1e-13
 
 
 @pytest.mark.parametrize("name", ["storm", "ma_soba in a box", "soba"])
@@ -170,16 +169,21 @@ def test_a_saved_run_goes_on_exactly(name, tmp_path):
     algorithm = CASES[name]
     drawn = samples(algorithm, 81)
     problem, at = weighted()
-    run = LazyRows(algorithm, problem, at, drawn[0])
-    for xi in drawn[1:41]:
-        run.step(xi)
+    run = LazyRowOptimizer(algorithm, problem, at, drawn[0])
+    for batches in drawn[1:41]:
+        run.step(batches)
     save_checkpoint(tmp_path / "run", run.state_dict())
-    again = LazyRows.restored(algorithm, problem, load_checkpoint(tmp_path / "run"))
-    beside = LazyRows.restored(algorithm, problem, run.state_dict())
-    for xi in drawn[41:]:
-        a, b, _ = run.step(xi), again.step(xi), beside.step(xi)  # a copy, which does not write into the other
-        assert torch.equal(flatten(a.at.omega), flatten(b.at.omega))
-        assert torch.equal(flatten(a.d), flatten(b.d))
+    again, beside = (LazyRowOptimizer(algorithm, problem, at, drawn[0]) for _ in range(2))
+    again.load_state_dict(load_checkpoint(tmp_path / "run"))
+    beside.load_state_dict(run.state_dict())
+    for batches in drawn[41:]:
+        a, b, _ = (
+            run.step(batches),
+            again.step(batches),
+            beside.step(batches),
+        )  # a copy, which does not write into the other
+        assert torch.equal(flatten(a.omega.value), flatten(b.omega.value))
+        assert torch.equal(flatten(a.direction), flatten(b.direction))
     assert torch.equal(flatten(run.weights()), flatten(again.weights()))
     assert torch.equal(flatten(run.weights()), flatten(beside.weights()))
 
@@ -188,24 +192,24 @@ def test_a_decay_is_restored_between_blocks():
     a = Decay(block=4)
     for k in range(23):
         if k in (0, 7, 8, 9):
-            a = Decay.restored(a.state_dict(), "cpu")
+            a = Decay.from_state_dict(a.state_dict(), "cpu")
         a.append(0.5 + k, 0.9)
     b = Decay(block=4)
     for k in range(23):
         b.append(0.5 + k, 0.9)
     t = torch.arange(24)
-    assert torch.equal(torch.stack(a.since(t)), torch.stack(b.since(t)))
+    assert torch.equal(torch.stack(a.decay_from(t)), torch.stack(b.decay_from(t)))
 
 
 # ----------------------------------------------------------------------------------------------- what is refused
 
 
 REFUSED = {
-    "a ball": (algorithms.fsla(FALLING, project=Ball(1.0)), "Projected onto Ball"),
-    "a common length": (algorithms.slip(FALLING), "outer update Normalised"),
-    "STORM in SOBA's order": (algorithms.fdehbo(FALLING, radius=1.0), "λ of the step before"),
+    "a ball": (algorithms.fsla(FALLING, projection=Ball(1.0)), "Projected onto Ball"),
+    "a common length": (algorithms.slip(FALLING), "outer update Normalized"),
+    "STORM in SOBA's order": (algorithms.fdehbo(FALLING, max_adjoint_norm=1.0), "λ of the step before"),
     "SPIDER in SOBA's order": (algorithms.srba(FALLING), "λ of the step before"),
-    "a matrix": (algorithms.rtho(FALLING), "estimator Carried"),
+    "a matrix": (algorithms.rtho(FALLING), "estimator ForwardSensitivity"),
     "another algorithm": (algorithms.f2sa(FALLING), "Got F2sa"),
 }
 
@@ -215,22 +219,24 @@ def test_algorithms_that_are_not_row_by_row_are_refused(name):
     algorithm, what = REFUSED[name]
     problem, at = weighted()
     with pytest.raises(ValueError, match=rf"must move each row of λ by itself.*{what}.*or step the"):
-        LazyRows(algorithm, problem, at, samples(CASES["storm"], 1)[0])
+        LazyRowOptimizer(algorithm, problem, at, samples(CASES["storm"], 1)[0])
 
 
 def test_problems_that_are_not_row_by_row_are_refused():
     problem, at = weighted()
     algorithm = CASES["storm"]
-    (xi,) = samples(algorithm, 1)
-    for other in (fsla.GaussNewton(problem), fsla.Problem(problem.inner_loss, problem.outer_loss)):
-        with pytest.raises(TypeError, match=r"must be a fsla.WeightedProblem with rows"):
-            LazyRows(algorithm, other, at, xi)
-    problem.direct = True
-    with pytest.raises(ValueError, match=r"must not read λ, or every row.*Say direct=False"):
-        LazyRows(algorithm, problem, at, xi)
-    whole = WeightedProblem(problem.sample_losses, lambda lam, i: lam["w"][i], problem.outer_loss, direct=False)
-    with pytest.raises(TypeError, match="without rows"):
-        LazyRows(algorithm, whole, at, xi)
+    (batches,) = samples(algorithm, 1)
+    for other in (fsla.GaussNewtonProblem(problem), fsla.Problem(problem.inner_loss, problem.outer_loss)):
+        with pytest.raises(TypeError, match=r"must be a fsla.WeightedLossProblem with row_index"):
+            LazyRowOptimizer(algorithm, other, at, batches)
+    problem.outer_uses_lam = True
+    with pytest.raises(ValueError, match=r"must not read λ, or every row.*Say outer_uses_lam=False"):
+        LazyRowOptimizer(algorithm, problem, at, batches)
+    whole = WeightedLossProblem(
+        problem.per_sample_loss, lambda lam, i: lam["w"][i], problem.outer_loss, outer_uses_lam=False
+    )
+    with pytest.raises(TypeError, match="without row_index"):
+        LazyRowOptimizer(algorithm, whole, at, batches)
 
 
 @pytest.mark.parametrize("read", [lambda lam: lam["w"].sum(), lambda lam: len(lam), lambda lam: sum(lam.values())])
@@ -240,7 +246,7 @@ def test_an_outer_loss_that_reads_the_weights_after_all_is_found(read):
     problem.outer_loss = lambda lam, omega, i: outer(lam, omega, i) + 0 * read(lam)
     algorithm = CASES["storm"]
     with pytest.raises(ValueError, match=r"must not read λ. It has read it"):
-        LazyRows(algorithm, problem, at, samples(algorithm, 1)[0])
+        LazyRowOptimizer(algorithm, problem, at, samples(algorithm, 1)[0])
 
 
 def test_rows_that_are_not_there_are_refused():
@@ -248,48 +254,49 @@ def test_rows_that_are_not_there_are_refused():
     algorithm = CASES["storm"]
     first, second = samples(algorithm, 2)
     with pytest.raises(ValueError, match=r"a row for each of this rank's 101 samples.*\{'w': 101, 'pair': 7\}"):
-        LazyRows(algorithm, problem, Point({**at.lam, "pair": at.lam["pair"][:7]}, at.omega), first)
+        LazyRowOptimizer(algorithm, problem, Point({**at.lam, "pair": at.lam["pair"][:7]}, at.omega), first)
     with pytest.raises(ValueError, match="this rank's 25 samples"):
-        LazyRows(algorithm, problem, at, first, shard=Shard(101, 0, 4))
-    run = LazyRows(algorithm, problem, at, first)
+        LazyRowOptimizer(algorithm, problem, at, first, index_range=IndexRange(101, 0, 4))
+    run = LazyRowOptimizer(algorithm, problem, at, first)
     with pytest.raises(IndexError, match=r"samples 0 … 100 of 101.*from 1 to 101"):
-        run.step(second._replace(cross=torch.tensor([3, 101])))
+        run.step(second._replace(mixed_hvp=(Batch(torch.tensor([3, 101])),)))
     with pytest.raises(IndexError, match="must read samples of its own"):
         run.rows(torch.tensor([-1]))
 
 
 def test_a_box_needs_rates_that_keep_the_sign():
     problem, at = weighted()
-    rates = Schedule(1.0, 0.2, 0.2, 1.5, clip_eta=False)
-    for project in (None, Box(-1, 1)):
-        algorithm = algorithms.fsla(rates, momentum="average", project=project)
+    rates = Schedule(1.0, 0.2, 0.2, 1.5, clip_weight=False)
+    for projection in (None, Box(-1, 1)):
+        algorithm = algorithms.fsla(rates, momentum="average", projection=projection)
         drawn = samples(algorithm, 40)
-        if project is None:  # κ = -1/2 is as exact as any other
+        if projection is None:  # κ = -1/2 is as exact as any other
             state, run = both(algorithm, drawn)
-            assert gap(run.weights(), state.at.lam) < 1e-12
+            assert gap(run.weights(), state.lam.value) < 1e-12
             continue
-        with pytest.raises(ValueError, match=r"only if α ≥ 0 and η ≤ 1.*η = 1.5"):
-            LazyRows(algorithm, problem, at, drawn[0]).step(drawn[1])
+        with pytest.raises(ValueError, match=r"only if outer_lr ≥ 0 and new_grad_weight ≤ 1.*new_grad_weight = 1.5"):
+            LazyRowOptimizer(algorithm, problem, at, drawn[0]).step(drawn[1])
 
 
 # ------------------------------------------------------------------------------------------- on several processes
 
 
 def test_shards_cover_all_samples_and_samplers_stay_in_them():
-    for n, world in ((101, 4), (7, 7), (10, 3)):
-        shards = Shard(n, 0, world).all()
-        assert [s.first for s in shards[1:]] == [s.last for s in shards[:-1]]
-        assert (shards[0].first, shards[-1].last) == (0, n)
-    shards = Shard(101, 0, 4).all()
-    samplers = [ShardSampler(shard, 9, seed=5) for shard in shards]
-    whole = ShardSampler.whole(101, 4, 9, seed=5)
+    for n, world_size in ((101, 4), (7, 7), (10, 3)):
+        parts = IndexRange(n, 0, world_size).full()
+        assert [part.start for part in parts[1:]] == [part.stop for part in parts[:-1]]
+        assert (parts[0].start, parts[-1].stop) == (0, n)
+        assert sum(map(len, parts)) == n
+    parts = IndexRange(101, 0, 4).full()
+    samplers = [ShardedSampler(part, 9, seed=5) for part in parts]
+    whole = ShardedSampler.global_batches(101, 4, 9, seed=5)
     counts = torch.zeros(4)
     for _ in range(4):
         shares = [sampler() for sampler in samplers]
         assert torch.equal(torch.cat([share.batch for share in shares]), whole())
         assert {share.total for share in shares} == {9}
-        for shard, share in zip(shards, shares, strict=True):
-            assert all(shard.first <= i < shard.last for i in share.batch.tolist())
+        for part, share in zip(parts, shares, strict=True):
+            assert all(part.start <= i < part.stop for i in share.batch.tolist())
         counts += torch.tensor([len(share.batch) for share in shares])
     assert counts.tolist() == [9, 9, 9, 9]  # in turn each rank draws one more
     saved = samplers[1].state_dict()
@@ -297,14 +304,14 @@ def test_shards_cover_all_samples_and_samplers_stay_in_them():
     samplers[1].load_state_dict(saved)
     assert torch.equal(samplers[1]().batch, expected)
     with pytest.raises(ValueError, match=r"must own one. Got 3 for 7 ranks"):
-        ShardSampler(Shard(3, 0, 7), 9, seed=0)
+        ShardedSampler(IndexRange(3, 0, 7), 9, seed=0)
 
 
 def test_a_sampler_makes_batches_of_any_form():
-    sampler = ShardSampler(Shard(10, 1, 2), 4, seed=0, take=lambda i: (i, 2 * i))
+    sampler = ShardedSampler(IndexRange(10, 1, 2), 4, seed=0, collate_fn=lambda i: (i, 2 * i))
     index, double = sampler().batch
     assert torch.equal(2 * index, double)
-    index, double = ShardSampler.whole(10, 2, 4, seed=0, take=lambda i: (i, 2 * i))()
+    index, double = ShardedSampler.global_batches(10, 2, 4, seed=0, collate_fn=lambda i: (i, 2 * i))()
     assert torch.equal(2 * index, double)
 
 
@@ -318,57 +325,59 @@ def alone(tmp_path):
 
 def test_a_share_is_a_part_of_a_mean_whose_rows_stay(alone):
     problem, at = weighted()
-    reduced = Reduced(problem)
+    reduced, _ = weighted(DataParallelReducer())
     v = {name: normal(*t.shape, seed=4) for name, t in at.omega.items()}
     batch = torch.tensor([5, 7, 5])
-    part, whole = reduced.inner_at(at, Share(batch, 12)), problem.inner_at(at, batch)
-    h, j = part.hvp_cross(v)
-    expected_h, expected_j = whole.hvp_cross(v)
-    for found, expected in ((part.grad, whole.grad), (h, expected_h), (dense(j), dense(expected_j))):
+    part, whole = reduced.inner_at(at, Batch(BatchShard(batch, 12))), problem.inner_at(at, Batch(batch))
+    h, j = part.products(v)
+    expected_h, expected_j = whole.products(v)
+    for found, expected in ((part.grad_omega, whole.grad_omega), (h, expected_h), (dense(j), dense(expected_j))):
         assert gap(found, {name: t / 4 for name, t in expected.items()}) < 1e-14
-    sent = reduced.messages
+    sent = get_group().messages
     assert j["w"].index.tolist() == [5, 7, 5]
-    part.cross(v)
-    assert reduced.messages == sent  # nothing of λ travels
-    nothing = reduced.inner_at(at, Share(batch[:0], 12))
-    assert not any(t.any() for t in nothing.grad.values())
-    assert len(nothing.cross(v)["w"].index) == 0
-    assert reduced.messages == sent + 1
+    part.mixed_hvp(v)
+    assert get_group().messages == sent  # nothing of λ travels
+    nothing = reduced.inner_at(at, Batch(BatchShard(batch[:0], 12)))
+    assert not any(t.any() for t in nothing.grad_omega.values())
+    assert len(nothing.mixed_hvp(v)["w"].index) == 0
+    assert get_group().messages == sent + 1
     for total in (2, 0):
         with pytest.raises(ValueError, match=rf"must count the samples of all ranks. Got {total} with 3"):
-            reduced.inner_at(at, Share(batch, total))
+            reduced.inner_at(at, Batch(BatchShard(batch, total)))
 
 
 def test_rows_are_known_through_wrappers(alone):
     problem, at = weighted()
     v = {name: normal(*t.shape, seed=4) for name, t in at.omega.items()}
-    batch = torch.tensor([5, 7, 5])
-    damped = fsla.Damped(problem, 0.1)
-    reduced = Reduced(damped)
-    ours, theirs = reduced.inner_at(at, batch), damped.inner_at(at, batch)
-    for found, expected in zip(ours.hvp_cross(v), theirs.hvp_cross(v), strict=True):
+    batch = Batch(torch.tensor([5, 7, 5]))
+    reduced = fsla.DampedProblem(weighted(DataParallelReducer())[0], 0.1)
+    reduced.inner_at(at, batch)  # settles how products are computed
+    before = get_group().messages
+    ours, theirs = reduced.inner_at(at, batch), fsla.DampedProblem(problem, 0.1).inner_at(at, batch)
+    for found, expected in zip(ours.products(v), theirs.products(v), strict=True):
         assert gap(dense(found), dense(expected)) < 1e-14
-    assert reduced.messages == 1
+    assert get_group().messages == before + 1
     view = reduced.outer_at(at, batch)
-    assert gap(view.d_omega, problem.outer_at(at, batch).d_omega) < 1e-14
-    assert len(view.d_lam["w"].index) == 0
+    assert gap(view.grad_omega, problem.outer_at(at, batch).grad_omega) < 1e-14
+    assert len(view.grad_lam["w"].index) == 0
 
 
 def test_a_weight_that_no_share_holds_waits_on_its_rank(alone):
     """A rank that draws no sample in a step takes part in it all the same."""
     algorithm = CASES["storm"]
-    problem, at = weighted()
+    problem, at = weighted(DataParallelReducer())
     first, second, third = samples(algorithm, 3)
 
-    def shares(xi, count):
-        own = {slot: Share(getattr(xi, slot)[:count], 8) for slot in ("inner", "hvp", "cross")}
-        return xi._replace(**own)
+    def shares(batches, count):
+        slots = ("inner_grad", "hvp", "mixed_hvp")
+        own = {slot: (Batch(BatchShard(getattr(batches, slot)[0].data[:count], 8)),) for slot in slots}
+        return batches._replace(**own)
 
-    run = LazyRows(algorithm, problem, at, shares(first, 8), around=Reduced)
+    run = LazyRowOptimizer(algorithm, problem, at, shares(first, 8))
     run.step(shares(second, 0))
-    assert len(run.state.at.lam["w"]) == 0
+    assert len(run.state.lam.value["w"]) == 0
     run.step(shares(third, 8))
-    assert run.k == 2
+    assert run.step_count == 2
 
 
 @pytest.fixture(scope="module", params=[2, pytest.param(4, marks=pytest.mark.slow)], ids=["two", "four"])
@@ -386,7 +395,7 @@ def test_rows_on_several_ranks_take_the_steps_of_one_process(ran):
     assert set(found) == set(lazy_program.ALGORITHMS)
     for name, row in found.items():
         assert all(gap < 1e-9 for gap in row["gaps"]), (name, row)
-        assert row["messages"] == 3  # ∂_ω G, ∂_ω F and H v; nothing for the rows of J v
+        assert row["messages"] == 2  # ∂_ω G with H v, and ∂_ω F; nothing for the rows of J v
 
 
 def files(folder):
@@ -394,60 +403,65 @@ def files(folder):
 
 
 def test_a_run_is_resharded_to_one_rank_and_back(ran):
-    world, folder = ran
+    world_size, folder = ran
     place = folder / "storm"
     algorithm = lazy_program.ALGORITHMS["storm"]
-    problem, _ = weighted()
-    alone = Shard(SAMPLES)
-    with pytest.raises(CheckpointError, match=rf"must be of 1 rank, as this one is. It is of {world} ranks.*reshard"):
+    problem, at = weighted()
+    alone = IndexRange(SAMPLES)
+    parts = IndexRange(SAMPLES, 0, world_size).full()
+    with pytest.raises(
+        CheckpointError, match=rf"must be of 1 rank, as this one is. It is of {world_size} ranks.*reshard"
+    ):
         load_shards(place, alone)
-    saved = [load_shards(place, shard) for shard in Shard(SAMPLES, 0, world).all()]
+    saved = [load_shards(place, part) for part in parts]
     reshard(place, 1)
     assert files(place) == ["manifest.fsla", "rank-0-of-1/step-200.safetensors"]
     one = load_shards(place, alone)
-    assert one.also is None
-    run = LazyRows.restored(algorithm, problem, one.run)
-    expected = lazy_program.swept(algorithm, 200, world)
-    assert gap(run.weights(), expected.at.lam) < 1e-9
-    for xi in samples(algorithm, 20):  # goes on
-        expected = algorithm.step(problem, expected, xi)
-        run.step(xi)
-    assert gap(run.weights(), expected.at.lam) < 1e-9
-    reshard(place, world)
-    for shard, before in zip(Shard(SAMPLES, 0, world).all(), saved, strict=True):
-        after = load_shards(place, shard)
+    assert one.extra is None
+    drawn = samples(algorithm, 20)
+    run = LazyRowOptimizer(algorithm, problem, at, drawn[0])
+    run.load_state_dict(one.state)
+    expected = lazy_program.swept(algorithm, 200, world_size)
+    assert gap(run.weights(), expected.lam.value) < 1e-9
+    for batches in drawn:  # goes on
+        expected = algorithm.step(problem, expected, batches)
+        run.step(batches)
+    assert gap(run.weights(), expected.lam.value) < 1e-9
+    reshard(place, world_size)
+    for part, before in zip(parts, saved, strict=True):
+        after = load_shards(place, part)
         for name in ("lam", "d"):
-            assert torch.equal(flatten(after.run["rows"][name]), flatten(before.run["rows"][name]))
-        assert torch.equal(after.run["rows"]["last"], before.run["rows"]["last"])
+            assert torch.equal(flatten(after.state["rows"][name]), flatten(before.state["rows"][name]))
+        assert torch.equal(after.state["rows"]["last"], before.state["rows"]["last"])
     with pytest.raises(ValueError, match="Start as many processes as wrote it, or call"):
-        LazyRows.restored(algorithm, problem, one.run, shard=Shard(SAMPLES, 0, 2))
+        run.load_state_dict(load_shards(place, parts[0]).state)
 
 
 def test_what_is_no_saved_run_gets_one_message(tmp_path):
     with pytest.raises(CheckpointError, match=r"must hold a run that fsla.contrib.save_shards wrote"):
-        load_shards(tmp_path, Shard(3))
+        load_shards(tmp_path, IndexRange(3))
     algorithm = CASES["storm"]
     problem, at = weighted()
-    run = LazyRows(algorithm, problem, at, samples(algorithm, 1)[0])
+    run = LazyRowOptimizer(algorithm, problem, at, samples(algorithm, 1)[0])
     save_shards(tmp_path, run, {"mine": normal(2)})
-    assert torch.equal(load_shards(tmp_path, run.shard).also["mine"], normal(2))
+    assert torch.equal(load_shards(tmp_path, run.index_range).extra["mine"], normal(2))
     with pytest.raises(CheckpointError, match=r"must be of 7 samples, as this one is. It is of 101"):
-        load_shards(tmp_path, Shard(7))
+        load_shards(tmp_path, IndexRange(7))
     with pytest.raises(ValueError, match=r"at most as many ranks. Got 102"):
         reshard(tmp_path, 102)
     save_checkpoint(tmp_path / "rank-0-of-1" / "step-0.safetensors", {"another": 1})
     with pytest.raises(CheckpointError, match="it holds a checkpoint, not the rows of a rank"):
-        load_shards(tmp_path, run.shard)
+        load_shards(tmp_path, run.index_range)
     (tmp_path / "manifest.fsla").write_text('{"format": "other"}')
     with pytest.raises(CheckpointError, match=r"Cannot read .*manifest\.fsla: it is no file of fsla"):
-        load_shards(tmp_path, run.shard)
+        load_shards(tmp_path, run.index_range)
 
 
 def test_a_run_that_dies_while_it_is_saved_leaves_the_one_before(tmp_path, monkeypatch):
     algorithm = CASES["soba"]
     problem, at = weighted()
     first, second = samples(algorithm, 2)
-    run = LazyRows(algorithm, problem, at, first)
+    run = LazyRowOptimizer(algorithm, problem, at, first)
     save_shards(tmp_path, run)
     before = run.weights()
     run.step(second)
@@ -458,8 +472,9 @@ def test_a_run_that_dies_while_it_is_saved_leaves_the_one_before(tmp_path, monke
     monkeypatch.setattr(shard_files, "_publish", killed)  # all files are there, and none is named yet
     with pytest.raises(KeyboardInterrupt):
         save_shards(tmp_path, run)
-    again = LazyRows.restored(algorithm, problem, load_shards(tmp_path, run.shard).run)
-    assert again.k == 0
+    again = LazyRowOptimizer(algorithm, problem, at, first)
+    again.load_state_dict(load_shards(tmp_path, run.index_range).state)
+    assert again.step_count == 0
     assert torch.equal(flatten(again.weights()), flatten(before))
 
 
@@ -467,15 +482,15 @@ def test_a_run_that_is_saved_again_replaces_the_first(tmp_path):
     algorithm = CASES["soba"]
     problem, at = weighted()
     drawn = samples(algorithm, 3)
-    run = LazyRows(algorithm, problem, at, drawn[0])
-    for xi in drawn:
+    run = LazyRowOptimizer(algorithm, problem, at, drawn[0])
+    for batches in drawn:
         save_shards(tmp_path, run)
-        run.step(xi)
+        run.step(batches)
     assert files(tmp_path) == ["manifest.fsla", "rank-0-of-1/step-2.safetensors"]
 
 
 def test_one_sample_serves_a_step_of_full_batches():
     algorithm = CASES["none"]
-    xi = Sample.full(torch.arange(SAMPLES), torch.arange(10))
-    state, run = both(algorithm, [xi] * 5)
-    assert gap(run.weights(), state.at.lam) < 1e-15
+    batches = StepBatches.shared(torch.arange(SAMPLES), torch.arange(10))
+    state, run = both(algorithm, [batches] * 5)
+    assert gap(run.weights(), state.lam.value) < 1e-15

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from fsla.distributed import _gloo_shutdown as leaving
-from fsla.distributed._gloo_shutdown import Task, settle, workers
+from fsla.distributed._gloo_shutdown import Task, wait_for_gloo_threads, workers
 from launch import torchrun
 
 
@@ -22,19 +22,19 @@ def test_a_process_waits_until_gloo_is_at_rest(monkeypatch):
     looks = iter(seen)
     monkeypatch.setattr(leaving, "workers", lambda: next(looks))
     monkeypatch.setattr(leaving, "LOOK_EVERY_S", 0.0)
-    settle()
+    wait_for_gloo_threads()
     assert list(looks) == seen[4:]
 
 
 def test_a_process_without_gloo_does_not_wait(monkeypatch):
     monkeypatch.setattr(threading.Event, "wait", lambda *args: pytest.fail("it waited"))
-    settle()
+    wait_for_gloo_threads()
 
 
 def test_a_thread_that_never_rests_does_not_keep_a_process(monkeypatch):
     monkeypatch.setattr(leaving, "workers", lambda: {"1": Task("R", "5")})
     monkeypatch.setattr(leaving, "LOOK_EVERY_S", 0.0)
-    settle()
+    wait_for_gloo_threads()
 
 
 @pytest.mark.skipif(not leaving.TASKS.exists(), reason="reads /proc/self/task, which this system lacks")

@@ -62,7 +62,7 @@ def test_the_length_of_a_random_series_is_drawn_evenly_from_the_seed_of_the_samp
     counts = torch.bincount(torch.tensor(lengths), minlength=5)
     assert len(counts) == 5
     assert ((counts - 400).abs() < 4 * (2000 * 0.2 * 0.8) ** 0.5).all()
-    with pytest.raises(ValueError, match="needs a sample with a seed"):
+    with pytest.raises(ValueError, match="needs step batches with a seed"):
         solve.drawn(None)
 
 

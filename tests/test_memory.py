@@ -49,8 +49,8 @@ def resident(opt, record):
 opt = fsla.FSLA(model, weights, inner_loss=inner_loss, outer_loss=outer_loss)
 fsla.fit(
     opt, DataLoader(data, 16, shuffle=True), DataLoader(data, 32, shuffle=True),
-    steps=steps, folder=folder, callbacks=[resident], evaluate=lambda model: float(model.training),
-    evaluate_every=steps // 100, save_every=steps // 20, progress=False,
+    max_steps=steps, output_dir=folder, callbacks=[resident], eval_fn=lambda model: float(model.training),
+    eval_every=steps // 100, save_every=steps // 20, progress_bar=False,
 )
 """
 

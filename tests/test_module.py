@@ -7,7 +7,7 @@ import fsla
 
 def test_a_network_becomes_a_function_of_its_parameters():
     model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
-    omega, net = fsla.functional(model)
+    omega, net = fsla.make_functional(model)
     x = torch.randn(5, 3)
     assert torch.equal(net(omega, x), model(x))
     other = {name: t + 1 for name, t in omega.items()}
@@ -16,7 +16,7 @@ def test_a_network_becomes_a_function_of_its_parameters():
 
 
 def test_a_missing_or_misspelt_name_is_an_error():
-    omega, net = fsla.functional(nn.Linear(3, 2))
+    omega, net = fsla.make_functional(nn.Linear(3, 2))
     with pytest.raises(ValueError, match=r"lacks \['bias'\]"):
         net({"weight": omega["weight"]}, torch.ones(1, 3))
     with pytest.raises(ValueError, match=r"\['biass'\] are unknown"):
@@ -25,7 +25,7 @@ def test_a_missing_or_misspelt_name_is_an_error():
 
 def test_a_parameter_that_is_registered_later_is_never_used_in_silence():
     model = nn.Sequential(nn.Linear(3, 2))
-    omega, net = fsla.functional(model)
+    omega, net = fsla.make_functional(model)
     model.append(nn.Linear(2, 2))
     with pytest.raises(ValueError, match="must not be given new parameters or parts"):
         net(omega, torch.ones(1, 3))
@@ -34,7 +34,7 @@ def test_a_parameter_that_is_registered_later_is_never_used_in_silence():
 def test_the_model_has_its_own_parameters_back_after_an_error():
     model = nn.Linear(3, 2)
     own = list(model.parameters())
-    omega, net = fsla.functional(model)
+    omega, net = fsla.make_functional(model)
     with pytest.raises(RuntimeError):
         net(omega, torch.ones(1, 4))
     assert all(a is b for a, b in zip(model.parameters(), own, strict=True))
@@ -53,7 +53,7 @@ def test_frozen_parameters_buffers_and_tied_weights():
             return self.b(self.a(x)) + self.shift
 
     model = Tied()
-    omega, net = fsla.functional(model)
+    omega, net = fsla.make_functional(model)
     assert set(omega) == {"a.weight", "a.bias"}
     x = torch.randn(2, 3)
     assert torch.allclose(net(omega, x), model(x))
@@ -71,21 +71,21 @@ def test_running_statistics_need_a_policy(layer):
     model = nn.Sequential(nn.Linear(3, 3), layer)
     text = rf"'1' \({type(layer).__name__}.*running statistics.*batch_norm=\"batch\".*track_running_stats=False"
     with pytest.raises(ValueError, match=text):
-        fsla.functional(model)
+        fsla.make_functional(model)
     model.eval()
-    omega, net = fsla.functional(model)
+    omega, net = fsla.make_functional(model)
     net(omega, torch.ones(3, 3))
     model.train()  # switched later
     with pytest.raises(ValueError, match="running statistics"):
         net(omega, torch.ones(3, 3))
     with pytest.raises(ValueError, match=r"batch_norm policy must be.*Got 'freeze'"):
-        fsla.functional(model, batch_norm="freeze")
+        fsla.make_functional(model, batch_norm="freeze")
 
 
 def test_dropout_needs_a_seed():
     model = nn.Sequential(nn.Linear(3, 3), nn.Dropout(0.5))
-    omega, net = fsla.functional(model)
-    with pytest.raises(ValueError, match=r"Dropout.*new mask.*Give the sample a seed"):
+    omega, net = fsla.make_functional(model)
+    with pytest.raises(ValueError, match=r"Dropout.*new mask.*Give the step.s batches a seed"):
         net(omega, torch.ones(3, 3))
     model.eval()
     net(omega, torch.ones(3, 3))
@@ -93,14 +93,14 @@ def test_dropout_needs_a_seed():
 
 def test_layers_that_do_not_move_are_accepted():
     for layer in (nn.BatchNorm1d(3, track_running_stats=False), nn.Dropout(0.0), nn.LayerNorm(3)):
-        fsla.functional(nn.Sequential(nn.Linear(3, 3), layer))
+        fsla.make_functional(nn.Sequential(nn.Linear(3, 3), layer))
 
 
 def test_what_is_no_network_is_refused():
     with pytest.raises(TypeError, match=r"torch.nn.Module.*dict"):
-        fsla.functional({})
+        fsla.make_functional({})
     with pytest.raises(ValueError, match="at least one parameter"):
-        fsla.functional(nn.ReLU())
+        fsla.make_functional(nn.ReLU())
 
 
 class Functional(nn.Module):
@@ -132,14 +132,14 @@ class Counting(nn.Module):
     ],
 )
 def test_what_modules_do_not_tell_the_first_call_does(model, text):
-    omega, net = fsla.functional(model)
+    omega, net = fsla.make_functional(model)
     below_zero = {name: -t.abs() for name, t in omega.items()}  # RReLU draws for negative inputs alone
     with pytest.raises(ValueError, match=text):
         net(below_zero, torch.ones(2, 3))
 
 
 def test_a_parameter_of_another_shape_is_refused_though_it_would_broadcast():
-    omega, net = fsla.functional(nn.Linear(3, 4))
+    omega, net = fsla.make_functional(nn.Linear(3, 4))
     with pytest.raises(ValueError, match=r"omega\['bias'\] must have shape \(4,\). Got \(1,\)"):
         net({**omega, "bias": torch.zeros(1)}, torch.ones(2, 3))
 
@@ -149,6 +149,6 @@ def test_networks_take_named_arguments():
         def forward(self, x, *, scale=1.0):
             return scale * super().forward(x)
 
-    omega, net = fsla.functional(Scaled(3, 2))
+    omega, net = fsla.make_functional(Scaled(3, 2))
     x = torch.ones(1, 3)
     assert torch.allclose(net(omega, x, scale=2.0), 2 * net(omega, x))

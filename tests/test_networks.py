@@ -5,6 +5,7 @@ Each runs by exact products and by differences of gradients; the two agree where
 
 import shutil
 import warnings
+from dataclasses import replace
 
 import pytest
 import torch
@@ -12,8 +13,9 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import fsla
-from fsla import Point, Problem, Sample
+from fsla import Batch, Point, Problem, StepBatches
 from fsla import _tree as tree
+from fsla.steps import Variable
 from support import F64, normal
 
 RATES = fsla.steps.constant(0.05, 0.1, 0.1, 0.5)
@@ -75,13 +77,13 @@ NETWORKS = {
 }
 
 
-def build(name, *, dtype=F64, mode="exact", policy="batch", **more):
+def build(name, *, dtype=F64, hvp_method="autograd", policy="batch", **more):
     """A weight for each sample on one of the networks; returns the problem, a point, the network and the model."""
     torch.manual_seed(0)
     make, data = NETWORKS[name]
     model = make().to(dtype)
     data = data.to(dtype) if data.is_floating_point() else data
-    omega, net = fsla.functional(model, batch_norm=policy)
+    omega, net = fsla.make_functional(model, batch_norm=policy)
 
     def each(omega, index):
         return nn.functional.cross_entropy(net(omega, data[index]), Y[index], reduction="none")
@@ -90,7 +92,7 @@ def build(name, *, dtype=F64, mode="exact", policy="batch", **more):
         ridge = sum(t.square().sum() for t in omega.values())
         return (lam["w"][index].sigmoid() * each(omega, index)).mean() + 0.05 * ridge
 
-    problem = Problem(inner, lambda lam, omega, index: each(omega, index).mean(), mode=mode, **more)
+    problem = Problem(inner, lambda lam, omega, index: each(omega, index).mean(), hvp_method=hvp_method, **more)
     at = Point(
         {"w": normal(ROWS).to(dtype)}, {key: t + 0.1 * normal(*t.shape, seed=9).to(dtype) for key, t in omega.items()}
     )
@@ -108,13 +110,13 @@ def some_v(at):
 @pytest.mark.parametrize("name", NETWORKS)
 def test_differences_give_the_products_that_exact_ones_give(name):
     problem, at, _, _ = build(name)
-    by_difference = Problem(problem.inner_loss, problem.outer_loss, mode="difference")
+    by_difference = Problem(problem.inner_loss, problem.outer_loss, hvp_method="finite_difference")
     index, v = torch.arange(ROWS), some_v(at)
     with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
-        exact = problem.inner_at(at, index, 7).linearised()
-        expected = exact.hvp(v), exact.cross(v), exact.grad
-    G = by_difference.inner_at(at, index, 7)
-    found = (*G.hvp_cross(v), G.grad)
+        exact = problem.inner_at(at, Batch(index, 7)).linearized()
+        expected = exact.hvp(v), exact.mixed_hvp(v), exact.grad_omega
+    G = by_difference.inner_at(at, Batch(index, 7))
+    found = (*G.products(v), G.grad_omega)
     for a, b in zip(found, expected, strict=True):
         assert gap(a, b) < 1e-6
 
@@ -130,58 +132,69 @@ def test_checkpoints_recompute_at_the_point_and_not_with_the_models_own_paramete
     ridge = sum(t.square().sum() for t in leaves.values())
     value = (at.lam["w"].sigmoid() * losses).mean() + 0.05 * ridge
     expected = dict(zip(leaves, torch.autograd.grad(value, list(leaves.values())), strict=True))
-    found = problem.inner_at(at, index).grad
+    found = problem.inner_at(at, Batch(index)).grad_omega
     for name, t in found.items():
         assert torch.allclose(t, expected[name.replace("body", "0").replace("head", "1")])
 
 
-@pytest.mark.parametrize("mode", ["exact", "difference"])
+@pytest.mark.parametrize("hvp_method", ["autograd", "finite_difference"])
 @pytest.mark.parametrize("name", ["dropout", "lstm", "checkpointed", "random leaky relu"])
-def test_a_seed_fixes_the_mask_at_all_points_and_nothing_else(name, mode):
-    problem, at, _, _ = build(name, mode=mode)
+def test_a_seed_fixes_the_mask_at_all_points_and_nothing_else(name, hvp_method):
+    problem, at, _, _ = build(name, hvp_method=hvp_method)
     index = torch.arange(ROWS)
     torch.manual_seed(3)
     before = torch.get_rng_state()
-    same = [problem.inner_at(at, index, seed).grad for seed in (7, 7, 8)]
+    same = [problem.inner_at(at, Batch(index, seed)).grad_omega for seed in (7, 7, 8)]
     assert torch.equal(torch.get_rng_state(), before)
     assert gap(same[0], same[1]) == 0
     assert gap(same[0], same[2]) > 1e-3
     moved = Point(at.lam, tree.axpy(1e-6, at.omega, at.omega))
-    near = problem.inner_at(moved, index, 7).grad
+    near = problem.inner_at(moved, Batch(index, 7)).grad_omega
     assert gap(near, same[0]) < 1e-4  # the same mask at another point
-    with pytest.raises(ValueError, match=r"Give the sample a seed"):
-        _ = problem.inner_at(at, index).grad
+    with pytest.raises(ValueError, match=r"Give the step.s batches a seed"):
+        _ = problem.inner_at(at, Batch(index)).grad_omega
 
 
-@pytest.mark.parametrize("mode", ["exact", "difference"])
+@pytest.mark.parametrize("hvp_method", ["autograd", "finite_difference"])
 @pytest.mark.parametrize("algorithm", ["fsla", "soba", "cg", "bp", "amigo"])
-def test_algorithms_with_dropout_are_functions_of_the_sample(algorithm, mode):
+def test_algorithms_with_dropout_are_functions_of_the_sample(algorithm, hvp_method):
     """With one seed a step repeats; with another it differs; and STORM's two points have one mask."""
-    problem, at, _, _ = build("dropout", mode=mode)
-    solver = fsla.algorithms.ALL[algorithm](RATES)
+    problem, at, _, _ = build("dropout", hvp_method=hvp_method)
+    made = fsla.algorithms.get_algorithm(algorithm)(RATES)
     g = torch.Generator().manual_seed(0)
-    draw = lambda: torch.randint(ROWS, (6,), generator=g)  # noqa: E731
-    samples = [Sample.draw("grouped", draw, draw, seed=k) for k in range(3)]
-    state = solver.step(problem, solver.init(problem, at, samples[0]), samples[1])
-    once, again = (solver.step(problem, state, samples[2]) for _ in range(2))
-    other = solver.step(problem, state, samples[2]._replace(seed=99))
-    assert torch.equal(tree.flatten(once.d), tree.flatten(again.d))
-    assert not torch.equal(tree.flatten(once.at.omega), tree.flatten(other.at.omega))
+    indices = [[(torch.randint(ROWS, (6,), generator=g),) for _ in range(4)] for _ in range(3)]
+
+    def grouped(k, seed):
+        inner, outer, second_inner, second_outer = indices[k]
+        return StepBatches.of(inner, outer, None, second_outer, second_inner, seed=seed, mode="grouped")
+
+    drawn = [grouped(k, k) for k in range(3)]
+    state = made.step(problem, made.init(problem, at, drawn[0]), drawn[1])
+    once, again = (made.step(problem, state, drawn[2]) for _ in range(2))
+    other = made.step(problem, state, grouped(2, 99))
+    assert torch.equal(tree.flatten(once.direction), tree.flatten(again.direction))
+    assert not torch.equal(tree.flatten(once.omega.value), tree.flatten(other.omega.value))
     if algorithm == "fsla":  # at rest (no step moves) STORM's correction vanishes: g_new = g_old on one mask
         still = fsla.algorithms.fsla(fsla.steps.constant(0.0, 0.0, 0.0, 0.5))
-        one = still.init(problem, at, samples[0])._replace(memory=some_v(at))
-        g = still.estimator.gradient(fsla.problems.Seeded(problem, samples[1]), one.at, one.memory, samples[1])
-        expected = tree.axpy(0.5, one.d, tree.scale(0.5, g))
-        assert gap(still.step(problem, one, samples[1]).d, expected) < 1e-12
+        one = replace(still.init(problem, at, drawn[0]), adjoint=Variable(some_v(at)))
+        g = still.estimator.gradient(still.context(problem, 0, None, drawn[1]), one.position)
+        expected = tree.axpy(0.5, one.direction, tree.scale(0.5, g))
+        assert gap(still.step(problem, one, drawn[1]).direction, expected) < 1e-12
 
 
 def test_batches_of_one_sample_have_masks_of_their_own():
     a, b = torch.arange(3), torch.arange(3)
-    seeds = Sample(a, a, b, a, b, seed=5).seeds()
-    assert len(set(seeds.values())) == 2
-    assert seeds[id(a)] != seeds[id(b)]
-    assert Sample(a, a, b, a, b, seed=6).seeds()[id(a)] != seeds[id(a)]
-    assert Sample(a, a, b, a, b).seeds() == {}
+
+    def seeds(seed):
+        first, other = Batch(a), Batch(b)
+        batches = StepBatches.of((first,), (first,), (other,), (first,), (other,), seed=seed)
+        return [batch.seed for (batch,) in batches.slots]
+
+    assert len(set(seeds(5))) == 2
+    assert seeds(5)[0] == seeds(5)[1] == seeds(5)[3]
+    assert seeds(5)[0] != seeds(5)[2] == seeds(5)[4]
+    assert seeds(6)[0] != seeds(5)[0]
+    assert seeds(None) == [None] * 5
 
 
 def test_batch_statistics_in_every_pass_and_running_ones_moved_once():
@@ -189,13 +202,13 @@ def test_batch_statistics_in_every_pass_and_running_ones_moved_once():
     reference = nn.Sequential(*model).train()
     layer, index = model[1], torch.arange(ROWS)
     mean = layer.running_mean.clone()
-    solver, xi = fsla.algorithms.fsla(RATES, momentum="none"), Sample.full(index, index)
-    state = solver.step(problem, solver.init(problem, at, xi), xi)
+    algorithm, batches = fsla.algorithms.fsla(RATES, momentum="none"), StepBatches.shared(index, index)
+    state = algorithm.step(problem, algorithm.init(problem, at, batches), batches)
     assert torch.equal(layer.running_mean, mean)  # no pass has moved them
     assert int(layer.num_batches_tracked) == 0
-    net.track(state.at.omega, X)
+    net.update_running_stats(state.omega.value, X)
     assert int(layer.num_batches_tracked) == 1
-    hidden = nn.functional.linear(X, state.at.omega["0.weight"], state.at.omega["0.bias"])
+    hidden = nn.functional.linear(X, state.omega.value["0.weight"], state.omega.value["0.bias"])
     assert torch.allclose(layer.running_mean, 0.9 * mean + 0.1 * hidden.mean(0))
     assert torch.allclose(net(at.omega, X), torch.func.functional_call(reference, at.omega, (X,)))
 
@@ -214,15 +227,17 @@ def test_frozen_statistics_are_those_of_eval_mode():
 
 @pytest.mark.parametrize("name", ["dropout", "attention", "tied embedding"])
 def test_bfloat16_autocast_keeps_the_state_in_float32(name):
-    problem, at, _, _ = build(name, dtype=torch.float32, mode="difference")
-    cast = Problem(problem.inner_loss, problem.outer_loss, mode="difference", autocast_dtype=torch.bfloat16)
-    solver, index = fsla.algorithms.soba(RATES), torch.arange(ROWS)
-    xi = Sample.full(index, index, seed=1)
-    a, b = solver.init(cast, at, xi), solver.init(problem, at, xi)
+    problem, at, _, _ = build(name, dtype=torch.float32, hvp_method="finite_difference")
+    cast = Problem(
+        problem.inner_loss, problem.outer_loss, hvp_method="finite_difference", autocast_dtype=torch.bfloat16
+    )
+    algorithm, index = fsla.algorithms.soba(RATES), torch.arange(ROWS)
+    batches = StepBatches.shared(index, index, seed=1)
+    a, b = algorithm.init(cast, at, batches), algorithm.init(problem, at, batches)
     for _ in range(3):
-        a, b = solver.step(cast, a, xi), solver.step(problem, b, xi)
-    assert all(t.dtype == torch.float32 for x in (a.at.lam, a.at.omega, a.memory, a.d) for t in x.values())
-    assert gap(tree.sub(a.at.omega, at.omega), tree.sub(b.at.omega, at.omega)) < 0.05
+        a, b = algorithm.step(cast, a, batches), algorithm.step(problem, b, batches)
+    assert all(t.dtype == torch.float32 for x in (a.lam.value, a.omega.value, a.v, a.direction) for t in x.values())
+    assert gap(tree.sub(a.omega.value, at.omega), tree.sub(b.omega.value, at.omega)) < 0.05
 
 
 def test_a_network_is_trained_to_weigh_down_wrong_labels_by_differences_with_dropout():
@@ -233,23 +248,25 @@ def test_a_network_is_trained_to_weigh_down_wrong_labels_by_differences_with_dro
     y, trusted = (x @ truth > 0).long(), (z @ truth > 0).long()
     y[:60] = 1 - y[:60]
     model = nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Dropout(0.2), nn.Linear(32, 2))
-    omega, net = fsla.functional(model)
+    omega, net = fsla.make_functional(model)
     loss = nn.functional.cross_entropy
-    problem = fsla.WeightedProblem(
+    problem = fsla.WeightedLossProblem(
         lambda omega, j: loss(net(omega, x[j]), y[j], reduction="none"),
         lambda rows, j: rows["w"].sigmoid(),
         lambda lam, omega, j: loss(net(omega, z[j]), trusted[j]),
-        rows=lambda j: j,
-        direct=False,
-        mode="difference",
+        row_index=lambda j: j,
+        outer_uses_lam=False,
+        hvp_method="finite_difference",
     )
     g = torch.Generator().manual_seed(0)
     draw = lambda: torch.randint(200, (32,), generator=g)  # noqa: E731
-    solver = fsla.algorithms.fsla(fsla.steps.constant(2.0, 0.3, 0.1, 0.5), momentum="average")
-    state = solver.init(problem, Point({"w": torch.zeros(200)}, omega), Sample.draw("shared", draw, draw, seed=0))
+    algorithm = fsla.algorithms.fsla(fsla.steps.constant(2.0, 0.3, 0.1, 0.5), momentum="average")
+    state = algorithm.init(
+        problem, Point({"w": torch.zeros(200)}, omega), StepBatches.draw("shared", draw, draw, seed=0)
+    )
     for k in range(1, 600):
-        state = solver.step(problem, state, Sample.draw("shared", draw, draw, seed=k))
-    weights = state.at.lam["w"].sigmoid()
+        state = algorithm.step(problem, state, StepBatches.draw("shared", draw, draw, seed=k))
+    weights = state.lam.value["w"].sigmoid()
     assert float(weights[:60].mean()) < 0.3
     assert float(weights[60:].mean()) > 0.55
 
@@ -261,25 +278,25 @@ def test_a_network_is_trained_to_weigh_down_wrong_labels_by_differences_with_dro
 def test_a_compiled_module_has_first_derivatives_and_so_products():
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3)).to(F64)
-    omega, plain = fsla.functional(model)
+    omega, plain = fsla.make_functional(model)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the compiler's own
         compiled = torch.compile(model)
-        _, net = fsla.functional(compiled)
-        prefix = next(iter(fsla.functional(compiled)[0])).removesuffix(next(iter(omega)))
+        _, net = fsla.make_functional(compiled)
+        prefix = next(iter(fsla.make_functional(compiled)[0])).removesuffix(next(iter(omega)))
 
         def problem(call):
             def inner(lam, omega, index):
                 losses = nn.functional.cross_entropy(call(omega, X[index]), Y[index], reduction="none")
                 return (lam["w"][index].sigmoid() * losses).mean()
 
-            return Problem(inner, inner, mode="auto")
+            return Problem(inner, inner, hvp_method="auto")
 
         at = Point({"w": normal(ROWS)}, omega)
         renamed = Point(at.lam, {prefix + name: t for name, t in omega.items()})
         index, v = torch.arange(ROWS), some_v(at)
-        exact = problem(plain).inner_at(at, index).linearised()
-        G = problem(net).inner_at(renamed, index)
-        h, j = G.hvp_cross({prefix + name: t for name, t in v.items()})
+        exact = problem(plain).inner_at(at, Batch(index)).linearized()
+        G = problem(net).inner_at(renamed, Batch(index))
+        h, j = G.products({prefix + name: t for name, t in v.items()})
     assert gap({name: h[prefix + name] for name in omega}, exact.hvp(v)) < 1e-7
-    assert gap(j, exact.cross(v)) < 1e-7
+    assert gap(j, exact.mixed_hvp(v)) < 1e-7

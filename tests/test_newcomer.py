@@ -210,7 +210,7 @@ def test_a_forgotten_trusted_loader_is_named():
     opt = FSLA(nn.Linear(features, 1).to(F64), penalty, inner_loss=inner, outer_loss=outer)
     with pytest.raises(TypeError) as caught:
         opt.step(train)
-    assert "The batch is None: give step an outer_batch, or fit a trusted_loader." in caught.value.__notes__
+    assert "The batch is None: give step an outer_batch, or fit an outer_loader." in caught.value.__notes__
 
 
 def test_a_rate_in_the_place_of_an_optimiser_is_explained():

@@ -9,10 +9,10 @@ import pytest
 import torch
 
 import fsla
-from fsla import Point
+from fsla import Batch, Point
 from fsla._tree import Tree
-from fsla.problems._batches import Batch
 from fsla_benchmarks.steps import Case, case, peers
+from fsla_benchmarks.steps.cases import Data
 
 IMPORTED_AS = {"hypertorch": "hypergrad.hypergradients"}
 INSTALLED_BY = {
@@ -25,7 +25,7 @@ EVERY = [(build, label) for build, methods in peers.LIBRARIES.items() for label 
 IDS = [f"{build.__name__} {label}" for build, label in EVERY]
 
 
-def fixed(name: str) -> tuple[Case, Batch, Batch]:
+def fixed(name: str) -> tuple[Case, Data, Data]:
     """A benchmark problem that draws the same two batches for ever."""
     c = case(name, torch.device("cpu"), n=300)
     inner, outer = c.inner(), c.outer()
@@ -41,16 +41,16 @@ def one_step(c: Case, build: Callable[..., peers.Step], label: str) -> peers.Run
     return run
 
 
-def moved(c: Case, rate: float, batch: Batch, steps: int) -> Point:
+def moved(c: Case, rate: float, batch: Data, steps: int) -> Point:
     """The start after inner steps."""
     at = c.at
     for _ in range(steps):
-        grad = c.problem.inner_at(at, batch).grad
+        grad = c.problem.inner_at(at, Batch(batch)).grad_omega
         at = Point(at.lam, {name: t - rate * grad[name] for name, t in at.omega.items()})
     return at
 
 
-def expected(c: Case, label: str, rate: float, inner: Batch, outer: Batch) -> Tree:
+def expected(c: Case, label: str, rate: float, inner: Data, outer: Data) -> Tree:
     method, _, count = label.rpartition("_")
     at = moved(c, rate, inner, 1)
     if label == "darts":  # the identity in the place of the inverse Hessian
@@ -60,11 +60,11 @@ def expected(c: Case, label: str, rate: float, inner: Batch, outer: Batch) -> Tr
         cross = torch.autograd.grad(g, list(lam.values()), p)
         return {name: -t for name, t in zip(lam, cross, strict=True)}  # neither outer loss reads lam itself
     if method == "unrolled":
-        return fsla.hypergradient(c.problem, c.at, inner, outer, "unrolled", steps=int(count), beta=rate).value
+        return fsla.hypergradient(c.problem, c.at, inner, outer, "unrolled", num_steps=int(count), step_size=rate).value
     if method == "cg":
-        return fsla.hypergradient(c.problem, at, inner, outer, "cg", steps=int(count)).value
+        return fsla.hypergradient(c.problem, at, inner, outer, "cg", num_steps=int(count)).value
     terms = int(count) + (method == "neumann")  # a series of K products has K + 1 terms; the fixed point starts at 0
-    return fsla.hypergradient(c.problem, at, inner, outer, "neumann", steps=terms, beta=rate).value
+    return fsla.hypergradient(c.problem, at, inner, outer, "neumann", num_steps=terms, step_size=rate).value
 
 
 @pytest.mark.parametrize("name", ["quadratic", "softmax"])

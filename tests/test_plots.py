@@ -10,7 +10,7 @@ from fsla_reproduction.methods import Cg, Fsla
 from fsla_reproduction.plots import cleaning, style, synthetic
 from fsla_reproduction.results import Results
 
-ORACLES = ("grad", "hvp", "cross", "d_omega")
+ORACLES = ("grad", "hvp", "mixed_hvp", "outer_grad_omega")
 
 
 def record(step, loss):

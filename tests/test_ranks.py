@@ -11,11 +11,9 @@ import torch
 from torch import nn
 
 from fsla import distributed as ranks
-from fsla.distributed import Ranks
 from fsla.distributed._watchdog import Positions
 from fsla.train import CheckpointError
-from fsla.train._checkpoint_folder import load_folder
-from fsla.train._data_parallel import Together
+from fsla.train import _stores as stores
 from launch import HERE, finish, torchrun
 
 PROGRAM = "front_program.py"
@@ -101,7 +99,7 @@ def test_a_run_of_two_ranks_goes_on_in_one_process(begun, undisturbed, tmp_path)
     done = finish(sys.executable, HERE / PROGRAM, "fit", out, tmp_path / "copy", "plain,own samples", STEPS)
     assert done.returncode == 0, done.stderr
     told = json.loads(out.read_text())
-    assert "ranks that bring their own shares: 2 there, 1 wanted" in told["own samples"]
+    assert "ranks that bring their own batches: 2 there, 1 wanted" in told["own samples"]
     assert told["plain"]["resumed_from"] == 8
     assert [record["step"] for record in told["plain"]["records"]] == [5, 8, 10, 15, 20, 24]
     assert gap(told["plain"], undisturbed) < 1e-9
@@ -111,7 +109,7 @@ def test_a_run_of_two_ranks_goes_on_in_one_process(begun, undisturbed, tmp_path)
 def test_a_run_of_two_ranks_goes_on_with_three(begun, undisturbed, tmp_path):
     shutil.copytree(begun, tmp_path / "copy")
     found = fitted(tmp_path / "copy", kinds=KINDS, processes=3)
-    assert "ranks that bring their own shares: 2 there, 3 wanted" in found.pop("own samples")
+    assert "ranks that bring their own batches: 2 there, 3 wanted" in found.pop("own samples")
     for kind in ("plain", "shards"):
         assert found[kind]["resumed_from"] == 8
         assert gap(found[kind], undisturbed) < 1e-9
@@ -119,13 +117,14 @@ def test_a_run_of_two_ranks_goes_on_with_three(begun, undisturbed, tmp_path):
 
 
 WRONG = {
-    "settings": 'RankError: All ranks must have the same model and settings. These differ: products: "exact" on rank 0',
-    "data": "RankError: All ranks must have the same model and settings",
-    "uneven": "RankError: With batches='shares' all ranks must bring as many samples. Got 8, 7 by rank.",
-    "batches": "RankError: All ranks must have the same batches. These differ: inner batch",
-    "sampler": "RankError: train_loader must give every rank the same batches",
-    "unsplit": "TypeError: A batch that is shared out among ranks must be tensors",
-    "exact": "ValueError: A model in shards, as fully_shard makes it, must have products='difference'",
+    "settings": "DistributedError: All ranks must have the same model and settings. These differ: hvp_method: "
+    '"autograd" on rank 0',
+    "data": "DistributedError: All ranks must have the same model and settings",
+    "uneven": "DistributedError: With split_batches=False all ranks must bring as many samples. Got 8, 7 by rank.",
+    "batches": "DistributedError: All ranks must have the same batches. These differ: inner batch",
+    "sampler": "DistributedError: inner_loader must give every rank the same batches",
+    "unsplit": "TypeError: A batch that ranks share must be tensors",
+    "exact": "ValueError: A model in shards, as fully_shard makes it, must have hvp_method='finite_difference'",
 }
 
 
@@ -231,35 +230,45 @@ def test_positions_tell_who_is_awaited():
     assert seen.awaited(100.0, silence=5.0) == []  # they have ended, and rank 0 works on
 
 
+def reducer_of(rank, world_size):
+    """The reducer of one of several ranks, which do not exist."""
+    reducer = ranks.DataParallelReducer(nn.Linear(1, 1))
+    reducer._rank, reducer._world_size, reducer._splits = rank, world_size, True
+    return reducer
+
+
 def test_a_batch_is_cut_by_samples():
     """Tensors, arrays, and lists with an entry for each sample; what says nothing of samples stays as it is."""
     batch = {"x": torch.arange(7), "more": (np.arange(14).reshape(7, 2), list("abcdefg")), "name": "test", "rate": 0.5}
-    parts = [Together(Ranks(rank, 3), nn.Linear(1, 1), "whole").share(batch) for rank in range(3)]
-    assert [len(part["x"]) for part, _ in parts] == [2, 2, 3]
-    assert [share for _, share in parts] == [6 / 7, 6 / 7, 9 / 7]
-    assert torch.equal(torch.cat([part["x"] for part, _ in parts]), batch["x"])
-    assert np.array_equal(np.concatenate([part["more"][0] for part, _ in parts]), batch["more"][0])
-    assert "".join("".join(part["more"][1]) for part, _ in parts) == "abcdefg"
-    assert all(part["name"] == "test" and part["rate"] == 0.5 for part, _ in parts)
+    shares = [reducer_of(rank, 3).share(batch, 5) for rank in range(3)]
+    parts = [share.data for share in shares]
+    assert [len(part["x"]) for part in parts] == [2, 2, 3]
+    assert [share.weight for share in shares] == [6 / 7, 6 / 7, 9 / 7]
+    assert len({share.seed for share in shares}) == 3  # masks of their own
+    assert shares[0].seed == 5
+    assert torch.equal(torch.cat([part["x"] for part in parts]), batch["x"])
+    assert np.array_equal(np.concatenate([part["more"][0] for part in parts]), batch["more"][0])
+    assert "".join("".join(part["more"][1]) for part in parts) == "abcdefg"
+    assert all(part["name"] == "test" and part["rate"] == 0.5 for part in parts)
 
 
 def test_a_rank_without_samples_passes_one_that_does_not_count():
-    parts = [Together(Ranks(rank, 3), nn.Linear(1, 1), "whole").share(torch.tensor([4.0])) for rank in range(3)]
-    assert [share for _, share in parts] == [0.0, 0.0, 3.0]
-    assert all(torch.equal(part, torch.tensor([4.0])) for part, _ in parts)
+    shares = [reducer_of(rank, 3).share(torch.tensor([4.0]), None) for rank in range(3)]
+    assert [share.weight for share in shares] == [0.0, 0.0, 3.0]
+    assert all(torch.equal(share.data, torch.tensor([4.0])) for share in shares)
 
 
 def test_alone_everything_is_the_identity():
-    here = ranks.join()
-    assert (here.rank, here.world, here.is_first) == (0, 1, True)
+    here = ranks.get_group()
+    assert (here.rank, here.world_size, here.is_first) == (0, 1, True)
     assert here.gather(3) == [3]
-    assert here.from_first("x") == "x"
-    assert here.most([2, True]) == [2, 1]
-    here.agree({"a": 1}, "things")
+    assert here.broadcast("x") == "x"
+    assert here.all_reduce_max([2, True]) == [2, 1]
+    here.check_equal({"a": 1}, "things")
     here.wait()
     with pytest.raises(ValueError, match="no"):
-        here.all_well(ValueError("no"))
-    assert float(here.total(torch.tensor(2.0))) == 2.0
+        here.raise_if_any_failed(ValueError("no"))
+    assert float(here.all_reduce_sum(torch.tensor(2.0))) == 2.0
 
 
 @pytest.mark.parametrize(
@@ -283,28 +292,28 @@ def test_alone_everything_is_the_identity():
 def test_a_missing_rendezvous_is_said(environment, match, monkeypatch):
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    with pytest.raises(ranks.RankError, match=match):
-        ranks.join()
+    with pytest.raises(ranks.DistributedError, match=match):
+        ranks.get_group()
 
 
 def test_a_damaged_folder_is_no_checkpoint(undisturbed, folder, tmp_path):
     path = tmp_path / "copy"
     shutil.copytree(folder / "plain" / f"checkpoint-{STEPS:08}", path)
-    assert isinstance(load_folder(path, ranks.ALONE)[0], dict)
+    assert isinstance(stores.load(path, ranks.SINGLE_PROCESS)[0], dict)
     shard = next(iter(sorted(path.glob("shard-*"))))
     other = shard.with_name("shard-00009-of-another-run.safetensors")
     shutil.copy(shard, other)
     with pytest.raises(CheckpointError, match=r"shard-00009-of-another-run\.safetensors is of another checkpoint"):
-        load_folder(path, ranks.ALONE)
+        stores.load(path, ranks.SINGLE_PROCESS)
     other.unlink()
     content = bytearray(shard.read_bytes())
     content[-1] ^= 1
     shard.write_bytes(content)
     with pytest.raises(CheckpointError, match="is damaged, or of another checkpoint"):
-        load_folder(path, ranks.ALONE)
+        stores.load(path, ranks.SINGLE_PROCESS)
     (path / "manifest.fsla").write_text("{}")
     with pytest.raises(CheckpointError, match=r"manifest\.fsla: it is no file of fsla"):
-        load_folder(path, ranks.ALONE)
+        stores.load(path, ranks.SINGLE_PROCESS)
     (path / "manifest.fsla").unlink()
     with pytest.raises(CheckpointError, match=r"manifest\.fsla: No such file"):
-        load_folder(path, ranks.ALONE)
+        stores.load(path, ranks.SINGLE_PROCESS)

@@ -27,9 +27,9 @@ def alone(tmp_path):
 @pytest.mark.parametrize("name", reduced_program.ALGORITHMS)
 def test_reduced_steps_are_the_steps(name, weights, alone):
     algorithm = reduced_program.ALGORITHMS[name]
-    problem, at = reduced_program.network(weights, "cuda")
-    expected = reduced_program.path(problem, at, algorithm, 16, 200, device="cuda")
-    found = reduced_program.path(fsla.Reduced(problem), at, algorithm, 16, 200, device="cuda")
+    expected, _ = reduced_program.path(*reduced_program.network(weights, "cuda"), algorithm, 16, 200, device="cuda")
+    found, messages = reduced_program.path(*reduced_program.reduced(weights, "cuda"), algorithm, 16, 200, device="cuda")
+    assert messages > 0
     assert float((found - expected).abs().max()) < 1e-9
 
 
@@ -39,10 +39,9 @@ def test_reduced_steps_are_the_steps(name, weights, alone):
 def test_captured_steps_are_the_steps(name, engine, weights, alone):
     """The messages are captured with the step."""
     algorithm = reduced_program.ALGORITHMS[name]
-    problem, at = reduced_program.network(weights, "cuda")
-    expected = reduced_program.path(problem, at, algorithm, 16, 50, device="cuda")[-1]
-    found = reduced_program.path(fsla.Reduced(problem), at, algorithm, 16, 50, engine, "cuda")[-1]
-    assert float((found - expected).abs().max()) < 1e-9
+    expected, _ = reduced_program.path(*reduced_program.network(weights, "cuda"), algorithm, 16, 50, device="cuda")
+    found, _ = reduced_program.path(*reduced_program.reduced(weights, "cuda"), algorithm, 16, 50, engine, "cuda")
+    assert float((found[-1] - expected[-1]).abs().max()) < 1e-9
 
 
 @pytest.mark.parametrize("kind", ["replicas", "shards"])
@@ -59,7 +58,7 @@ def test_a_wrapped_model_takes_the_steps_of_a_plain_one(name, kind, alone):
 @pytest.mark.parametrize("kind", ["plain", "shards"])
 def test_a_run_on_a_gpu_is_taken_up(kind, alone, tmp_path):
     whole, first, second = (fitted(tmp_path / name, kind, steps) for name, steps in (("a", 12), ("b", 8), ("b", 12)))
-    assert first.step == 8
+    assert first.num_steps == 8
     assert second.resumed_from == 8
     assert second.records[-1] == whole.records[-1]
 
@@ -72,7 +71,7 @@ def fitted(folder, kind, steps):
         weights,
         inner_loss=front_program.inner_loss,
         outer_loss=front_program.outer_loss,
-        products="difference",
+        hvp_method="finite_difference",
         momentum="average",
     )
     index = torch.arange(front_program.ROWS)
@@ -82,4 +81,6 @@ def fitted(folder, kind, steps):
     def evaluate(model):
         return float(nn.functional.cross_entropy(model(outer[0][0]), outer[0][1]))
 
-    return fsla.fit(opt, inner, outer, steps=steps, folder=folder, evaluate=evaluate, evaluate_every=4, progress=False)
+    return fsla.fit(
+        opt, inner, outer, max_steps=steps, output_dir=folder, eval_fn=evaluate, eval_every=4, progress_bar=False
+    )

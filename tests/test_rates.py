@@ -17,11 +17,11 @@ def test_rates_that_fall_too_fast_are_refused_at_once(power):
         Schedule(1.0, 1.0, 1.0, power=power)
 
 
-@pytest.mark.parametrize("name", ["alpha", "tau", "beta", "eta"])
+@pytest.mark.parametrize("name", ["outer_lr", "inner_lr", "adjoint_lr", "new_grad_weight"])
 @pytest.mark.parametrize("value", [*HUGE, True, "1", None, math.inf])
 def test_rates_must_be_numbers_that_a_float_holds(name, value):
     with pytest.raises(ValueError, match=f"The '{name}' of Schedule must be a finite number"):
-        Schedule(**{"alpha": 1.0, "tau": 1.0, "beta": 1.0, name: value})
+        Schedule(**{"outer_lr": 1.0, "inner_lr": 1.0, "adjoint_lr": 1.0, name: value})
 
 
 @settings(max_examples=200, deadline=None, derandomize=True)
@@ -32,6 +32,6 @@ def test_rates_must_be_numbers_that_a_float_holds(name, value):
     clip=st.booleans(),
 )
 def test_every_accepted_schedule_has_rates_for_every_step(power, first, k, clip):
-    rates = Schedule(first, first, first, first, power, clip)(k)
+    rates = Schedule(first, first, first, first, power, clip).rates(k)
     assert all(isinstance(rate, float) and 0 <= rate < math.inf for rate in rates)
-    assert rates.alpha <= float(first)
+    assert rates.outer_lr <= float(first)

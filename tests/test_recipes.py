@@ -30,7 +30,7 @@ def test_the_page_says_how_many_lines_a_recipe_adds():
 
 @pytest.mark.parametrize("recipe", RECIPES, ids=[name for name, _, _ in ROWS])
 def test_a_recipe_runs_as_shown(recipe):
-    short = recipe.replace("steps=1300", "steps=4, progress=False")
+    short = recipe.replace("max_steps=1300", "max_steps=4, progress_bar=False")
     assert short != recipe
     assert outcome(short) > 0.05
 

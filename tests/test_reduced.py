@@ -5,29 +5,31 @@ import json
 import pytest
 import torch
 import torch.distributed as dist
+from torch import nn
 
-import fsla
-from fsla import Point, Reduced
+from fsla import Batch, Point, Problem, WeightedLossProblem, make_functional
+from fsla._tree import dense, flatten
+from fsla.distributed import BatchShard, DataParallelReducer, get_group
 from fsla_reproduction.problems import LeastSquares
 from launch import torchrun
 from support import F64, normal
 
 
 @pytest.mark.parametrize(
-    ("count", "engines"),
-    [pytest.param(2, ["graph"]), pytest.param(4, ["graph", "compile"], marks=pytest.mark.slow)],
+    ("count", "flags"),
+    [pytest.param(2, []), pytest.param(4, ["every"], marks=pytest.mark.slow)],
     ids=["two", "four"],
 )
-def test_several_processes_take_the_steps_of_one(count, engines, tmp_path):
+def test_several_processes_take_the_steps_of_one(count, flags, tmp_path):
     """With batches that do not divide evenly, and with fewer samples than processes, too."""
-    torchrun("reduced_program.py", tmp_path / "gaps", 200, *engines, processes=count)
+    torchrun("reduced_program.py", tmp_path / "gaps", 200, *flags, processes=count)
     found = json.loads((tmp_path / "gaps").read_text())
-    assert len(found) == 20 + 2 * len(engines) + 1  # captured steps of two problems, and a run that is taken up
+    assert len(found) == 20 + 1  # and a run that is resumed
     assert all(gap < 1e-9 for gap, _ in found.values()), found
     messages = {key.removesuffix(", batches of 16"): n for key, (_, n) in found.items()}
-    assert messages["fsla, weights of classes"] == 7
-    assert messages["fsla, weights of samples"] == 5
-    assert messages["soba, weights of classes"] == messages["soba, weights of samples"] == 3
+    assert messages["fsla, weights of classes"] == 6
+    assert messages["fsla, weights of samples"] == 4
+    assert messages["soba, weights of classes"] == messages["soba, weights of samples"] == 2
 
 
 @pytest.fixture
@@ -38,35 +40,101 @@ def alone(tmp_path):
     dist.destroy_process_group()
 
 
+def shared(problem):
+    """The same problem, whose batches the processes share."""
+    return Problem(problem.inner_loss, problem.outer_loss, reducer=DataParallelReducer())
+
+
 def test_a_group_of_one_changes_nothing(alone):
     data = LeastSquares.draw(0)
     at = Point({"lam": normal(4)}, {"omega": normal(5)})
-    batch = torch.arange(12)
-    plain, reduced = data.losses(), Reduced(data.losses())
+    batch = Batch(torch.arange(12))
+    plain, reduced = data.losses(), shared(data.losses())
     v = {"omega": normal(5, seed=3)}
+    u = {"lam": normal(4)}
     ours, theirs = reduced.inner_at(at, batch), plain.inner_at(at, batch)
     assert torch.allclose(ours.value, theirs.value, rtol=1e-14)
-    assert torch.allclose(ours.grad["omega"], theirs.grad["omega"], rtol=1e-14)
-    assert torch.allclose(ours.cross_t({"lam": normal(4)})["omega"], theirs.cross_t({"lam": normal(4)})["omega"])
-    for found, expected in zip(ours.linearised().hvp_cross(v), theirs.linearised().hvp_cross(v), strict=True):
+    assert torch.allclose(ours.grad_omega["omega"], theirs.grad_omega["omega"], rtol=1e-14)
+    assert torch.allclose(ours.mixed_hvp_transpose(u)["omega"], theirs.mixed_hvp_transpose(u)["omega"])
+    for found, expected in zip(ours.linearized().products(v), theirs.linearized().products(v), strict=True):
         (name,) = found
         assert torch.allclose(found[name], expected[name], rtol=1e-14)
     assert torch.allclose(reduced.outer_at(at, batch).value, plain.outer_at(at, batch).value, rtol=1e-14)
 
 
 def test_batches_that_cannot_be_shared_out_are_refused(alone):
-    reduced = Reduced(fsla.Problem(lambda lam, omega, b: 0.0, lambda lam, omega, b: 0.0))
+    reduced = Problem(lambda lam, omega, b: 0.0, lambda lam, omega, b: 0.0, reducer=DataParallelReducer())
     at = Point({"x": torch.zeros(1, dtype=F64)}, {"w": torch.zeros(1, dtype=F64)})
-    for batch in (None, torch.tensor(3), (torch.zeros(4), torch.zeros(5))):
+    for data in (None, torch.tensor(3), (torch.zeros(4), torch.zeros(5))):
         with pytest.raises(TypeError, match="with a row for each sample"):
-            reduced.inner_at(at, batch)
+            reduced.inner_at(at, Batch(data))
+
+
+def weighted(reducer, *, rows, hvp_method):
+    """Weights of samples, which both losses read: G by its batch's samples, F all of them."""
+    torch.manual_seed(0)
+    omega, net = make_functional(nn.Linear(4, 3).to(F64))
+    x, y = normal(20, 4), torch.arange(20) % 3
+
+    def weigh(lam, i):
+        return lam["w"].sigmoid() if rows else lam["w"][i].sigmoid()
+
+    def outer(lam, omega, i):
+        return nn.functional.cross_entropy(net(omega, x[i]), y[i]) + lam["w"].square().sum()
+
+    problem = WeightedLossProblem(
+        lambda scores, i: nn.functional.cross_entropy(scores, y[i], reduction="none"),
+        weigh,
+        outer,
+        regularizer=lambda omega: sum(t.square().sum() for t in omega.values()),
+        row_index=(lambda i: i) if rows else None,
+        model_outputs=lambda omega, i: net(omega, x[i]),
+        hvp_method=hvp_method,
+        reducer=reducer,
+    )
+    return problem, Point({"w": normal(20, seed=3)}, omega)
+
+
+@pytest.mark.parametrize("rows", [True, False], ids=["rows", "all of λ"])
+@pytest.mark.parametrize("hvp_method", ["auto", "forward_over_reverse", "reverse_over_reverse"])
+@pytest.mark.parametrize("product", ["products", "mixed_hvp", "hvp", "gauss_newton"])
+def test_a_rank_without_samples_sends_what_the_others_send(product, hvp_method, rows, alone):
+    """Else the others would wait for it; and a mean over no samples must not reach their numbers."""
+    problem, at = weighted(DataParallelReducer(), rows=rows, hvp_method=hvp_method)
+    plain, _ = weighted(None, rows=rows, hvp_method=hvp_method)
+    v = {name: normal(*t.shape, seed=4) for name, t in at.omega.items()}
+    index = torch.tensor([3, 7, 1, 9])
+    problem.inner_at(at, Batch(index))  # settles how products are computed
+
+    def ask(problem, data):
+        before = get_group().messages
+        found = getattr(problem.inner_at(at, Batch(data)), product)(v)
+        trees = found if isinstance(found, tuple) else (found,)
+        return torch.cat([flatten(dense(tree)) for tree in trees]), get_group().messages - before
+
+    expected, _ = ask(plain, index)
+    share, messages = ask(problem, BatchShard(index, 8))
+    nothing, as_many = ask(problem, BatchShard(index[:0], 8))
+    assert torch.allclose(share, expected / 2, rtol=1e-13)
+    assert not nothing.any()
+    assert messages == as_many
+
+
+@pytest.mark.parametrize("reducer", [lambda: None, DataParallelReducer], ids=["alone", "shared"])
+def test_an_outer_loss_reads_all_of_lam_beside_rows(reducer, alone):
+    """Not the rows of its own batch, whose samples are others."""
+    problem, at = weighted(reducer(), rows=True, hvp_method="auto")
+    by_lam = dense(problem.outer_at(at, Batch(torch.tensor([3, 7]))).grad_lam)["w"]
+    assert torch.allclose(by_lam, 2 * at.lam["w"], rtol=1e-14)
 
 
 def test_alone_it_is_the_problem():
     data = LeastSquares.draw(0)
     at = Point({"lam": normal(4)}, {"omega": normal(5)})
-    reduced = Reduced(data.losses())
-    assert (reduced.rank, reduced.world) == (0, 1)
-    grad = reduced.inner_at(at, torch.arange(12)).grad["omega"]
-    assert torch.allclose(grad, data.losses().inner_at(at, torch.arange(12)).grad["omega"], rtol=1e-14)
-    assert reduced.messages == 0
+    reduced = shared(data.losses())
+    ranks = reduced.reducer.ranks
+    assert (ranks.rank, ranks.world_size) == (0, 1)
+    batch = Batch(torch.arange(12))
+    grad = reduced.inner_at(at, batch).grad_omega["omega"]
+    assert torch.allclose(grad, data.losses().inner_at(at, batch).grad_omega["omega"], rtol=1e-14)
+    assert ranks.messages == 0

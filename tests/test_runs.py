@@ -16,7 +16,7 @@ import torch
 from joblib.parallel import BACKENDS, ThreadingBackend
 
 from fsla import cli
-from fsla.distributed import Ranks
+from fsla.distributed import ProcessGroup
 from fsla_reproduction import cleaning, figures, reproduce
 from fsla_reproduction.folder import Folder, RunError
 from fsla_reproduction.images import held
@@ -179,14 +179,14 @@ def test_cleaning_runs_are_the_same_and_go_on_from_their_checkpoint_in_a_worker(
         if record["step"] == 6:
             raise Stop
 
-    monkeypatch.setattr(cleaning, "train", partial(cleaning.train, save_every=2))
+    monkeypatch.setattr(cleaning, "run_algorithm", partial(cleaning.run_algorithm, save_every=2))
     first = plans[1].panels.runs(("fig4",), 1)[0]
     folder = Folder(plans[1].out, "cleaning", plans[1].panels.asked, plans[1].fingerprints)
-    part = folder.runs / f"{first.name}.part.safetensors"
+    part = folder.runs / f"{first.name}.part"
     images = held(first.task.dataset, plans[1].fingerprints[first.task.dataset], None)
     with pytest.raises(Stop):
         cleaning.execute(first, checkpoint=part, images=images, on_measure=stop)
-    assert part.exists()
+    assert sorted(path.name for path in part.iterdir()) == ["checkpoint-00000004.safetensors", "records.jsonl"]
     reproduce.carry_out(plans[1], workers=Workers(2))
     assert timeless(tmp_path / "one") == timeless(tmp_path / "two")
     assert len(timeless(tmp_path / "two")) == 6  # and no checkpoint is left
@@ -333,12 +333,12 @@ def test_ranks_that_ask_for_a_gpu_have_one_each(asked, got, monkeypatch):
     monkeypatch.setattr("torch.cuda.set_device", chosen.append)
     monkeypatch.setattr("fsla_reproduction.runs.pick_device", torch.device)
     monkeypatch.setenv("LOCAL_RANK", "3")  # more ranks than GPUs: two share one
-    assert Workers(here=Ranks(5, 8)).device(asked) == torch.device(got)
+    assert Workers(here=ProcessGroup(5, 8)).device(asked) == torch.device(got)
     assert chosen == ([1] if got == "cuda:1" else [])
 
 
 def test_a_cluster_is_not_for_ranks(monkeypatch, cluster):
-    monkeypatch.setattr("fsla.distributed.join", lambda: Ranks(1, 2))
+    monkeypatch.setattr("fsla.distributed.get_group", lambda: ProcessGroup(1, 2))
     with pytest.raises(RunError, match="2 ranks"), joblib.parallel_config("dask"):
         workers()
     assert Cluster.asked == 0

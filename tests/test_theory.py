@@ -7,7 +7,7 @@ from fractions import Fraction
 import pytest
 import torch
 
-from fsla import Point
+from fsla import Batch, Point
 from fsla import _tree as tree
 from fsla.hypergradients._exact import hessian_matrix
 from fsla.hypergradients._recursions import Term, vector_recursion
@@ -112,28 +112,28 @@ def test_lemma3_bounds_the_vector_recursion():
 
     exact = fsla.hypergradient(problem, at, train, valid, "exact")
     minimum = Point(at.lam, exact.omega)
-    p_star = problem.outer_at(minimum, valid).d_omega
-    H_star = hessian_matrix(problem.inner_at(minimum, train).hvp, at.omega)
+    p_star = problem.outer_at(minimum, Batch(valid)).grad_omega
+    H_star = hessian_matrix(problem.inner_at(minimum, Batch(train)).hvp, at.omega)
     betas, terms, e_omega, e_p, drift = [], [], [], [], 0.0
     offset = tree.unflatten(normal(7, seed=9), at.omega)
     mus, Ls = [], []
     for k in range(60):
         omega = tree.axpy((k + 1.0) ** -0.5, offset, exact.omega)
-        inner = problem.inner_at(Point(at.lam, omega), train)
+        inner = problem.inner_at(Point(at.lam, omega), Batch(train))
         H = hessian_matrix(inner.hvp, omega)
         values = torch.linalg.eigvalsh(H)
         mus.append(float(values[0]))
         Ls.append(float(values[-1]))
         e_omega.append(float(tree.norm(tree.sub(omega, exact.omega))))
         drift = max(drift, float(torch.linalg.matrix_norm(H - H_star, 2)) / e_omega[-1])
-        p = problem.outer_at(Point(at.lam, omega), valid).d_omega
+        p = problem.outer_at(Point(at.lam, omega), Batch(valid)).grad_omega
         e_p.append(float(tree.norm(tree.sub(p, p_star))))
         terms.append((inner, p))
     mu, L = min(mus), max(Ls)
     betas = [0.9 * theory.neumann_step(mu, L)] * 60
     v = vector_recursion([Term(i, b, p) for (i, p), b in zip(terms, betas, strict=True)], tree.zeros_like(at.omega))
     result = theory.lemma3(mu, L, betas, e_omega, e_p)
-    gap, size = float(tree.norm(tree.sub(v, exact.v))), float(tree.norm(exact.v))
+    gap, size = float(tree.norm(tree.sub(v, exact.adjoint))), float(tree.norm(exact.adjoint))
     bound = result.vector_bound(size, C_2=drift * size)  # L_H ‖v*‖ stands for C_F L_H / μ, which is larger
     assert gap <= bound
     assert bound < size  # and it says something

@@ -4,13 +4,15 @@ import json
 import os
 import signal
 import sys
+from functools import partial
 
 import pytest
 import torch
 
 import fsla
-from fsla import Sample
+from fsla import StepBatches
 from fsla.train import CheckpointError, load_checkpoint, save_checkpoint
+from fsla_reproduction import cleaning
 from fsla_reproduction.cleaning import RunSpec, execute, prepare, warm_up
 from fsla_reproduction.datasets import TaskSpec, make_task
 from fsla_reproduction.methods import Bp, Cg, Fsla, NoCleaning, Ns, Oracle
@@ -23,6 +25,10 @@ TINY = RunSpec(
 )  # fmt: skip
 
 
+def save_at_every_step(monkeypatch):
+    monkeypatch.setattr(cleaning, "run_algorithm", partial(cleaning.run_algorithm, save_every_minutes=1e-12))
+
+
 def timeless(records):
     return [{k: v for k, v in r.items() if k not in ("seconds", "preparation_seconds")} for r in records]
 
@@ -30,18 +36,19 @@ def timeless(records):
 @pytest.mark.parametrize("name", ["fsla", "bp", "cg", "soba"])
 def test_a_state_comes_back_bit_for_bit(tmp_path, name):
     problem, at, train, valid = network(torch.float32)
-    solver = fsla.algorithms.ALL[name](fsla.steps.constant(0.1, 0.1, 0.1), **({"T": 3} if name in ("bp", "cg") else {}))
-    xi = Sample.full(train, valid)
-    state = solver.step(problem, solver.init(problem, at, xi), xi)
+    more = {"inner_steps": 3} if name in ("bp", "cg") else {}
+    solver = fsla.algorithms.get_algorithm(name)(fsla.steps.constant(0.1, 0.1, 0.1), **more)
+    batches = StepBatches.shared(train, valid)
+    state = solver.step(problem, solver.init(problem, at, batches), batches)
     save_checkpoint(tmp_path / "x", (state, torch.get_rng_state(), 0.1, "text", None, True))
     found, random, *rest = load_checkpoint(tmp_path / "x")
     assert rest == [0.1, "text", None, True]
     assert torch.equal(random, torch.get_rng_state())
     assert type(found) is type(state)
-    one = solver.step(problem, state, xi)
-    two = solver.step(problem, found, xi)
-    assert all(torch.equal(one.d[k], two.d[k]) for k in one.d)
-    assert all(torch.equal(one.at.omega[k], two.at.omega[k]) for k in one.at.omega)
+    one = solver.step(problem, state, batches)
+    two = solver.step(problem, found, batches)
+    assert all(torch.equal(one.direction[k], two.direction[k]) for k in one.direction)
+    assert all(torch.equal(one.omega.value[k], two.omega.value[k]) for k in one.omega.value)
 
 
 def test_damaged_checkpoints_are_named(tmp_path):
@@ -75,10 +82,10 @@ def test_one_seed_gives_the_same_records_twice(method):
 @pytest.mark.parametrize(
     ("method", "samples", "engine", "stop"),
     [(method, "independent", "auto", stop) for method in (Fsla(), Bp(3), Cg(2, 3)) for stop in (4, 12, 16)]
-    + [(method, samples, "graph", 12) for method in (Fsla(), Cg(1, 3), Ns(2, 3)) for samples in ("grouped", "shared")],
+    + [(method, samples, "eager", 12) for method in (Fsla(), Cg(1, 3), Ns(2, 3)) for samples in ("grouped", "shared")],
 )
 def test_a_stopped_run_ends_with_the_same_records(tmp_path, monkeypatch, method, samples, engine, stop):
-    monkeypatch.setattr("fsla.train._loop.SAVE_EVERY_S", 0.0)
+    save_at_every_step(monkeypatch)
     spec = RunSpec(**{**TINY.__dict__, "method": method, "samples": samples})
 
     class Killed(Exception):
@@ -100,7 +107,8 @@ def test_a_killed_command_resumes_to_the_same_records(tmp_path):
     """A real process that is ended by SIGKILL at different steps; the records of the whole are the same."""
     code = (
         "import os, signal, sys; from functools import partial; from pathlib import Path\n"
-        "from fsla_reproduction import cleaning; cleaning.train = partial(cleaning.train, save_every=10)\n"
+        "from fsla_reproduction import cleaning\n"
+        "cleaning.run_algorithm = partial(cleaning.run_algorithm, save_every=10)\n"
         "from dataclasses import replace; from fsla_reproduction.figures import SCALES\n"
         "SCALES['smoke'] = replace(SCALES['smoke'], base=replace(SCALES['smoke'].base, steps=40))\n"
         "from fsla_reproduction.figures import CleaningSpec; from fsla_reproduction.reproduce import reproduce\n"
@@ -151,7 +159,7 @@ def test_measuring_stays_out_of_the_counts_and_the_numbers():
         del record["seconds"], record["preparation_seconds"], record["run"]
     assert often == seldom
     assert often["oracles"]["hvp"] == 20
-    assert often["oracles"]["cross"] == 40
+    assert often["oracles"]["mixed_hvp"] == 40
 
 
 def test_what_a_record_holds():
@@ -194,33 +202,29 @@ def test_every_model_runs(model):
 
 def test_the_samples_of_each_method():
     """BP differentiates the steps that were taken; T inner steps have T batches; STORM's batches are its own."""
-    from fsla.problems import Batches
-    from fsla_reproduction.cleaning import prepare
-    from fsla_reproduction.datasets import make_task
-
     task = make_task(TINY.task)
 
     def draw(method):
         return prepare(RunSpec(**{**TINY.__dict__, "method": method}), task)[0].draw()
 
-    xi = draw(Bp(3))
-    assert xi.hvp is xi.inner
-    assert isinstance(xi.inner, Batches)
-    assert len(xi.inner) == 3
-    xi = draw(Cg(2, 3))
-    assert len(xi.inner) == 2
-    assert xi.hvp is not xi.inner
-    xi = draw(Fsla())
-    assert len({id(b) for b in xi.batches}) == 5
-    assert all(len(b) == TINY.batch for b in xi.batches)
+    batches = draw(Bp(3))
+    assert batches.hvp == batches.inner_grad  # a batch is equal to itself alone
+    assert len(batches.inner_grad) == 3
+    batches = draw(Cg(2, 3))
+    assert len(batches.inner_grad) == 2
+    assert not set(batches.hvp) & set(batches.inner_grad)
+    batches = draw(Fsla())
+    drawn = [batch for slot in batches.slots for batch in slot]
+    assert len(set(drawn)) == 5
+    assert all(len(batch.data) == TINY.batch for batch in drawn)
 
 
 @pytest.mark.parametrize("stop", [1, 2, 3, 4])
-def test_a_captured_run_that_is_stopped_at_once_resumes_to_the_same_records(tmp_path, monkeypatch, stop):
-    """An engine looks at samples before it uses them; none may be lost."""
-    monkeypatch.setattr("fsla.train._loop.SAVE_EVERY_S", 0.0)
+def test_a_run_that_is_stopped_at_once_resumes_to_the_same_records(tmp_path, monkeypatch, stop):
+    """The first steps are those in which states get their lasting form; no batch may be lost in them."""
+    save_at_every_step(monkeypatch)
     spec = RunSpec(**{**TINY.__dict__, "steps": 6, "every": 1})
-    whole = execute(spec, engine="graph")
+    whole = execute(spec)
 
     class Stop(Exception):
         pass
@@ -230,8 +234,8 @@ def test_a_captured_run_that_is_stopped_at_once_resumes_to_the_same_records(tmp_
             raise Stop
 
     with pytest.raises(Stop):
-        execute(spec, checkpoint=tmp_path / "x", engine="graph", on_measure=interrupt)
-    assert timeless(execute(spec, checkpoint=tmp_path / "x", engine="graph")) == timeless(whole)
+        execute(spec, checkpoint=tmp_path / "x", on_measure=interrupt)
+    assert timeless(execute(spec, checkpoint=tmp_path / "x")) == timeless(whole)
 
 
 def test_a_step_before_the_clock_starts_leaves_no_trace():
@@ -240,4 +244,4 @@ def test_a_step_before_the_clock_starts_leaves_no_trace():
     random = run.generator.get_state()
     warm_up(run)
     assert torch.equal(run.generator.get_state(), random)
-    assert run.problem.calls == run.problem.samples == fsla.Counts()
+    assert run.problem.calls == run.problem.samples == fsla.OracleCounts()

@@ -9,9 +9,9 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import fsla
-from fsla import DifferenceWarning, Point, Sample, algorithms, functional
+from fsla import Batch, FiniteDifferenceWarning, Point, StepBatches, algorithms, make_functional
 from fsla._tree import flatten, norm, sub, to
-from fsla.algorithms import Jacobi
+from fsla.algorithms import Simultaneous
 from fsla.steps import Adam, constant
 from fsla_reproduction import sources as experiment
 from fsla_reproduction.folder import Folder
@@ -29,7 +29,7 @@ def made(size=SIZE, dtype=torch.float64, *, compiled=False, **kind):
     model = build_transformer(size, seed=0)
     if compiled:
         model.compile(backend="aot_eager")
-    omega, net = functional(model)
+    omega, net = make_functional(model)
     omega = to(omega, dtype)
     weighting = SourceWeighting(net, TEXT)
     lam = {"source_logits": torch.linspace(-1, 1, len(GRAMMARS), dtype=dtype)}
@@ -39,9 +39,9 @@ def made(size=SIZE, dtype=torch.float64, *, compiled=False, **kind):
 
 
 def products(problem, at, v, seed=None):
-    view = problem.inner_at(at, BATCH, seed)
-    hv, jv = view.hvp_cross(v)
-    return {"hvp": hv, "cross": jv, "grad": view.grad}
+    view = problem.inner_at(at, Batch(BATCH, seed))
+    hv, jv = view.products(v)
+    return {"hvp": hv, "mixed_hvp": jv, "grad_omega": view.grad_omega}
 
 
 def apart(found, expected):
@@ -56,7 +56,7 @@ def apart(found, expected):
 def exact():
     """Exact products in float64, for which attention must be its plain formula."""
     with sdpa_kernel(SDPBackend.MATH):
-        return products(*made(mode="exact"))
+        return products(*made(hvp_method="autograd"))
 
 
 def test_sizes():
@@ -83,12 +83,12 @@ def test_a_token_is_predicted_from_those_before_it_alone():
 
 def test_fused_attention_has_no_second_derivative_and_the_error_names_it():
     with pytest.raises(NotImplementedError, match="scaled_dot_product"):
-        products(*made(mode="exact"))
+        products(*made(hvp_method="autograd"))
 
 
 def test_auto_warns_once_and_goes_on(exact):
-    problem, at, v = made(mode="auto")
-    with pytest.warns(DifferenceWarning, match="scaled_dot_product") as said:
+    problem, at, v = made(hvp_method="auto")
+    with pytest.warns(FiniteDifferenceWarning, match="scaled_dot_product") as said:
         found = products(problem, at, v)
     assert len(said) == 1
     with warnings.catch_warnings():
@@ -98,22 +98,22 @@ def test_auto_warns_once_and_goes_on(exact):
 
 
 def test_the_error_of_differences_falls_as_the_square_of_their_step(exact):
-    problem, at, v = made(mode="difference")
-    errors = [apart(products(fsla.Differences(problem, r), at, v), exact) for r in (4e-3, 2e-3)]
-    for name in ("hvp", "cross", "grad"):
+    problem, at, v = made(hvp_method="finite_difference")
+    errors = [apart(products(fsla.FiniteDifferenceProblem(problem, r), at, v), exact) for r in (4e-3, 2e-3)]
+    for name in ("hvp", "mixed_hvp", "grad_omega"):
         assert errors[0][name] / errors[1][name] == pytest.approx(4, rel=0.05)
 
 
 def test_differences_in_float32(exact):
-    errors = apart(products(*made(dtype=torch.float32, mode="difference")), exact)
+    errors = apart(products(*made(dtype=torch.float32, hvp_method="finite_difference")), exact)
     assert errors["hvp"] < 0.01
-    assert errors["cross"] < 0.01
-    assert errors["grad"] < 1e-5
+    assert errors["mixed_hvp"] < 0.01
+    assert errors["grad_omega"] < 1e-5
 
 
 @pytest.mark.parametrize("how", ["checkpointed", "compiled"])
 def test_checkpointed_and_compiled_networks_have_the_same_products(how):
-    plain = products(*made(mode="difference"))
+    plain = products(*made(hvp_method="finite_difference"))
     other = made(replace(SIZE, checkpointed=True)) if how == "checkpointed" else made(compiled=True)
     assert all(gap < 1e-9 for gap in apart(products(*other), plain).values())
 
@@ -123,70 +123,70 @@ def test_a_checkpointed_block_is_computed_again_with_the_parameters_of_the_call(
     at = made()[1]
     moved = {name: 1.5 * t + 0.01 for name, t in at.omega.items()}
     sizes = (SIZE, replace(SIZE, checkpointed=True))
-    own, again = (functional(build_transformer(size, seed=0).double())[1] for size in sizes)
+    own, again = (make_functional(build_transformer(size, seed=0).double())[1] for size in sizes)
     found = []
     for net in (own, again):
-        view = SourceWeighting(net, TEXT).problem().inner_at(Point(at.lam, moved), BATCH)
-        found.append(flatten(view.grad))
+        view = SourceWeighting(net, TEXT).problem().inner_at(Point(at.lam, moved), Batch(BATCH))
+        found.append(flatten(view.grad_omega))
     assert torch.equal(*found)
 
 
 def test_tied_weights_have_both_parts_of_their_derivative():
-    tied, at, v = made(replace(SIZE, tied=True), mode="difference")
+    tied, at, v = made(replace(SIZE, tied=True), hvp_method="finite_difference")
     assert "head.weight" not in at.omega
     with sdpa_kernel(SDPBackend.MATH):
-        exact = products(*made(replace(SIZE, tied=True), mode="exact"))
+        exact = products(*made(replace(SIZE, tied=True), hvp_method="autograd"))
     assert all(gap < 1e-6 for gap in apart(products(tied, at, v), exact).values())
-    untied, _, _ = made(mode="difference")
+    untied, _, _ = made(hvp_method="finite_difference")
     both = {**at.omega, "head.weight": at.omega["tokens.weight"]}
-    apiece = untied.inner_at(Point(at.lam, both), BATCH).grad
-    whole = tied.inner_at(at, BATCH).grad["tokens.weight"]
+    apiece = untied.inner_at(Point(at.lam, both), Batch(BATCH)).grad_omega
+    whole = tied.inner_at(at, Batch(BATCH)).grad_omega["tokens.weight"]
     torch.testing.assert_close(apiece["tokens.weight"] + apiece["head.weight"], whole)
 
 
 def test_dropout_has_one_mask_at_both_ends_of_a_difference():
-    problem, at, v = made(replace(SIZE, dropout=0.3), mode="difference")
+    problem, at, v = made(replace(SIZE, dropout=0.3), hvp_method="finite_difference")
     with pytest.raises(ValueError, match="seed"):
         products(problem, at, v)
     first, again = products(problem, at, v, seed=3), products(problem, at, v, seed=3)
     with sdpa_kernel(SDPBackend.MATH):
-        exact = products(*made(replace(SIZE, dropout=0.3), mode="exact"), seed=3)
+        exact = products(*made(replace(SIZE, dropout=0.3), hvp_method="autograd"), seed=3)
     assert all(gap < 1e-6 for gap in apart(first, exact).values())
     assert max(apart(first, again).values()) == 0
-    assert apart(products(problem, at, v, seed=4), exact)["grad"] > 0.01
+    assert apart(products(problem, at, v, seed=4), exact)["grad_omega"] > 0.01
 
 
 @pytest.mark.parametrize("name", ["soba", "fsla"])
 def test_under_autocast_everything_that_is_kept_stays_float32(name):
     problem, at, _ = made(dtype=torch.float32, autocast_dtype=torch.bfloat16)
     rates = constant(0.1, 1e-3, 1e-2)
-    solver = (
-        Jacobi(rates, omega_update=Adam(), lam_update=Adam())
+    algorithm = (
+        Simultaneous(step_sizes=rates, inner_update=Adam(), outer_update=Adam())
         if name == "soba"
         else algorithms.fsla(rates, momentum="none")
     )
-    xi = Sample.draw("shared", lambda: BATCH, lambda: torch.arange(6))
-    state = solver.init(problem, at, xi)
+    batches = StepBatches.draw("shared", lambda: BATCH, lambda: torch.arange(6))
+    state = algorithm.init(problem, at, batches)
     for _ in range(3):
-        state = solver.step(problem, state, xi)
+        state = algorithm.step(problem, state, batches)
     assert state.is_finite()
-    for x in (state.at.lam, state.at.omega, state.memory, state.d):
+    for x in (state.lam.value, state.omega.value, state.v, state.direction):
         assert {t.dtype for t in x.values()} == {torch.float32}
-    assert float(norm(state.memory)) > 0
-    assert problem.inner_at(state.at, BATCH).value.dtype == torch.float32
+    assert float(norm(state.v)) > 0
+    assert problem.inner_at(state.point, Batch(BATCH)).value.dtype == torch.float32
 
 
 def test_a_step_without_filters_makes_no_zeros_of_the_size_of_the_network(monkeypatch):
     problem, at, _ = made(dtype=torch.float32)
-    xi = Sample.draw("shared", lambda: BATCH, lambda: torch.arange(6))
-    solver = algorithms.soba(constant(0.1, 1e-3, 1e-2))
-    state = solver.init(problem, at, xi)
+    batches = StepBatches.draw("shared", lambda: BATCH, lambda: torch.arange(6))
+    algorithm = algorithms.soba(constant(0.1, 1e-3, 1e-2))
+    state = algorithm.init(problem, at, batches)
 
     def refuse(tree):
         raise AssertionError("a tree of zeros was made")
 
-    monkeypatch.setattr("fsla.algorithms._simultaneous.zeros_like", refuse)
-    assert solver.step(problem, state, xi).is_finite()
+    monkeypatch.setattr("fsla.algorithms._orders.zeros_like", refuse)
+    assert algorithm.step(problem, state, batches).is_finite()
 
 
 def test_text_follows_its_grammars_and_its_seed():

@@ -97,7 +97,7 @@ def test_rows_compute_what_the_written_out_tensors_do(first, second, width, a, s
     other = index if same else torch.tensor(second, dtype=torch.long)
     g = torch.Generator().manual_seed(1)
     make = lambda i: torch.randn((len(i), *shape[1:]), generator=g, dtype=torch.float64)  # noqa: E731
-    x, y = {"r": tree.Rows(index, make(first), 5)}, {"r": tree.Rows(other, make(second), 5)}
+    x, y = {"r": tree.RowSparse(index, make(first), 5)}, {"r": tree.RowSparse(other, make(second), 5)}
     z = {"r": torch.randn(shape, generator=g, dtype=torch.float64)}
     for scalar in (a, torch.tensor(a, dtype=torch.float64)):
         for p, q in ((x, y), (x, z), (z, x), (z, z)):
@@ -110,11 +110,11 @@ def test_rows_compute_what_the_written_out_tensors_do(first, second, width, a, s
                 assert torch.allclose(tree.dense(found)["r"], expected["r"], atol=1e-12)
             assert torch.allclose(tree.dot(p, q), tree.dot(plain_p, plain_q))
             assert torch.allclose(tree.norm(p), tree.norm(plain_p))
-    assert isinstance(tree.sub(x, y)["r"], tree.Rows)  # nothing is written out before it must be
+    assert isinstance(tree.sub(x, y)["r"], tree.RowSparse)  # nothing is written out before it must be
     assert torch.equal(z["r"], tree.axpy(0.0, x, z)["r"])
 
 
 def test_rows_of_the_wrong_length_are_refused():
-    rows = {"r": tree.Rows(torch.tensor([0]), torch.ones(1), 4)}
+    rows = {"r": tree.RowSparse(torch.tensor([0]), torch.ones(1), 4)}
     with pytest.raises(ValueError, match=r"at 'r' one holds \(4,\)"):
         tree.axpy(1.0, rows, {"r": torch.ones(5)})

@@ -5,12 +5,12 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import fsla
-from fsla import Point, Problem, Sample, WeightedProblem
+from fsla import Batch, Point, Problem, StepBatches, WeightedLossProblem
 from fsla import _tree as tree
 from support import F64, classifier, normal
 
 
-def make(dtype=F64, ridge=True, kind="whole", mode="auto"):
+def make(dtype=F64, ridge=True, kind="whole", hvp_method="auto"):
     """The weighted problem in one of its forms, the general problem of the same losses, and a point.
 
     kind: "whole" hands λ over, "rows" the batch's rows of it, "outputs" does so too and knows the network's outputs.
@@ -23,41 +23,48 @@ def make(dtype=F64, ridge=True, kind="whole", mode="auto"):
     def outer(lam, omega, index):
         return each(omega, index).mean()
 
-    regulariser = (lambda omega: 0.1 * sum(t.square().sum() for t in omega.values())) if ridge else None
+    regularizer = (lambda omega: 0.1 * sum(t.square().sum() for t in omega.values())) if ridge else None
     at = Point({"w": normal(30, seed=1).to(dtype), "scale": normal(30, seed=4).to(dtype)}, omega)
-    more = {"regulariser": regulariser, "mode": mode}
+    more = {"regularizer": regularizer, "hvp_method": hvp_method}
     if kind == "whole":
-        problem = WeightedProblem(
+        problem = WeightedLossProblem(
             each, lambda lam, index: lam["w"][index].sigmoid() * lam["scale"][index].exp(), outer, **more
         )
     else:
-        more |= {"rows": lambda index: index, "direct": False}
+        more |= {"row_index": lambda index: index, "outer_uses_lam": False}
         weigh = lambda lam, index: lam["w"].sigmoid() * lam["scale"].exp()  # noqa: E731
         if kind == "rows":
-            problem = WeightedProblem(each, weigh, outer, **more)
+            problem = WeightedLossProblem(each, weigh, outer, **more)
         else:
-            problem = WeightedProblem(of_scores, weigh, outer, outputs=scores, **more)
-    return problem, Problem(problem.inner_loss, problem.outer_loss, mode="reverse"), at
+            problem = WeightedLossProblem(of_scores, weigh, outer, model_outputs=scores, **more)
+    return problem, Problem(problem.inner_loss, problem.outer_loss, hvp_method="reverse_over_reverse"), at
 
 
 KINDS = ["whole", "rows", "outputs"]
 
 
-@pytest.mark.parametrize("mode", ["auto", "forward", "reverse"])
+@pytest.mark.parametrize("hvp_method", ["auto", "forward_over_reverse", "reverse_over_reverse"])
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("ridge", [True, False])
 @pytest.mark.parametrize("index", [torch.arange(30), torch.tensor([3, 3, 7, 0])])  # a sample may be drawn twice
-def test_every_oracle_is_that_of_the_general_problem(ridge, index, kind, mode):
-    problem, general, at = make(ridge=ridge, kind=kind, mode=mode)
+def test_every_oracle_is_that_of_the_general_problem(ridge, index, kind, hvp_method):
+    problem, general, at = make(ridge=ridge, kind=kind, hvp_method=hvp_method)
     v = tree.unflatten(normal(tree.size(at.omega), seed=2), at.omega)
     u = tree.unflatten(normal(tree.size(at.lam), seed=3), at.lam)
-    H = general.inner_at(at, index)
-    expected = {"cross": H.cross(v), "hvp": H.hvp(v), "grad": H.grad, "cross_t": H.cross_t(u)}
-    for first in ("cross", "hvp", "grad", "hvp_cross", "cross_t"):  # whatever is asked for first
-        G = problem.inner_at(at, index)
-        for name in dict.fromkeys((first, "hvp", "cross", "grad", "hvp_cross", "cross_t")):
-            found = G.grad if name == "grad" else getattr(G, name)(u if name == "cross_t" else v)
-            pairs = zip(("hvp", "cross"), found, strict=True) if name == "hvp_cross" else [(name, found)]
+    H = general.inner_at(at, Batch(index))
+    expected = {
+        "mixed_hvp": H.mixed_hvp(v),
+        "hvp": H.hvp(v),
+        "grad_omega": H.grad_omega,
+        "mixed_hvp_transpose": H.mixed_hvp_transpose(u),
+    }
+    for first in ("mixed_hvp", "hvp", "grad_omega", "products", "mixed_hvp_transpose"):  # whatever is asked for first
+        G = problem.inner_at(at, Batch(index))
+        for name in dict.fromkeys((first, "hvp", "mixed_hvp", "grad_omega", "products", "mixed_hvp_transpose")):
+            found = (
+                G.grad_omega if name == "grad_omega" else getattr(G, name)(u if name == "mixed_hvp_transpose" else v)
+            )
+            pairs = zip(("hvp", "mixed_hvp"), found, strict=True) if name == "products" else [(name, found)]
             for oracle, value in pairs:
                 value = tree.dense(value)
                 assert float(tree.norm(tree.sub(value, expected[oracle]))) < 1e-13
@@ -65,18 +72,18 @@ def test_every_oracle_is_that_of_the_general_problem(ridge, index, kind, mode):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("mode", ["auto", "forward"])
+@pytest.mark.parametrize("hvp_method", ["auto", "forward_over_reverse"])
 @pytest.mark.parametrize("name", ["fsla", "cg", "bp", "soba", "ma_soba", "single_loop"])
-def test_algorithms_take_the_same_steps(name, kind, mode):
-    problem, general, at = make(kind=kind, mode=mode)
-    solver = fsla.algorithms.ALL[name](fsla.steps.constant(0.5, 0.1, 0.1, 0.5))
+def test_algorithms_take_the_same_steps(name, kind, hvp_method):
+    problem, general, at = make(kind=kind, hvp_method=hvp_method)
+    algorithm = fsla.algorithms.get_algorithm(name)(fsla.steps.constant(0.5, 0.1, 0.1, 0.5))
     g = torch.Generator().manual_seed(0)
     draw = lambda: torch.randint(30, (8,), generator=g)  # noqa: E731
-    samples = [Sample.draw("grouped", draw, draw) for _ in range(6)]
-    a, b = solver.init(problem, at, samples[0]), solver.init(general, at, samples[0])
-    for xi in samples:
-        a, b = solver.step(problem, a, xi), solver.step(general, b, xi)
-    for x, y in ((a.at.lam, b.at.lam), (a.at.omega, b.at.omega), (a.d, b.d)):
+    drawn = [StepBatches.draw("grouped", draw, draw) for _ in range(6)]
+    a, b = algorithm.init(problem, at, drawn[0]), algorithm.init(general, at, drawn[0])
+    for batches in drawn:
+        a, b = algorithm.step(problem, a, batches), algorithm.step(general, b, batches)
+    for x, y in ((a.lam.value, b.lam.value), (a.omega.value, b.omega.value), (a.direction, b.direction)):
         assert float(tree.norm(tree.sub(x, y))) < 1e-13
 
 
@@ -84,7 +91,7 @@ def test_a_hypergradient_is_written_out():
     problem, general, at = make(kind="rows")
     index = torch.tensor([3, 3, 7, 0])
     found, expected = (
-        fsla.hypergradient(p, at, index, index, "unrolled", steps=3, beta=0.1) for p in (problem, general)
+        fsla.hypergradient(p, at, index, index, "unrolled", num_steps=3, step_size=0.1) for p in (problem, general)
     )
     assert isinstance(found.value["w"], torch.Tensor)
     assert float(tree.norm(tree.sub(found.value, expected.value))) < 1e-13
@@ -110,27 +117,27 @@ def test_a_step_makes_nothing_of_the_data_sets_size_but_lam_and_d(momentum):
     n = 5000
     problem, _, at = make(kind="outputs")
     at = Point({name: torch.zeros(n, dtype=F64) for name in ("w", "scale")}, at.omega)
-    solver = fsla.algorithms.fsla(fsla.steps.constant(0.5, 0.1, 0.1, 0.5), momentum=momentum)
+    algorithm = fsla.algorithms.fsla(fsla.steps.constant(0.5, 0.1, 0.1, 0.5), momentum=momentum)
     draw = lambda: torch.tensor([1, 2, 2, 5])  # noqa: E731
-    state = solver.init(problem, at, Sample.draw("grouped", draw, draw))
+    state = algorithm.init(problem, at, StepBatches.draw("grouped", draw, draw))
     with Large(n) as seen:
-        after = solver.step(problem, state, Sample.draw("grouped", draw, draw))
-    old = {t.untyped_storage().data_ptr() for x in (state.at.lam, state.d) for t in x.values()}
+        after = algorithm.step(problem, state, StepBatches.draw("grouped", draw, draw))
+    old = {t.untyped_storage().data_ptr() for x in (state.lam.value, state.direction) for t in x.values()}
     new = {t.untyped_storage().data_ptr() for t in seen.kept} - old
-    assert new == {t.untyped_storage().data_ptr() for x in (after.at.lam, after.d) for t in x.values()}
+    assert new == {t.untyped_storage().data_ptr() for x in (after.lam.value, after.direction) for t in x.values()}
 
 
 def gauss_newton(problem, at, index):
     """Z'ᵀ (∂²_z mean w l) Z' + ∂²r as a matrix, each factor by its own Jacobian."""
-    flat, weights = tree.flatten(at.omega), problem.sample_weights(problem.of_batch(at.lam, index), index)
-    z = lambda flat: problem.outputs(tree.unflatten(flat, at.omega), index).reshape(-1)  # noqa: E731
-    top = lambda z: (weights * problem.sample_losses(z.reshape(len(index), -1), index)).mean()  # noqa: E731
+    flat, weights = tree.flatten(at.omega), problem.sample_weight(problem.lam_of_batch(at.lam, [index]), index)
+    z = lambda flat: problem.model_outputs(tree.unflatten(flat, at.omega), index).reshape(-1)  # noqa: E731
+    top = lambda z: (weights * problem.per_sample_loss(z.reshape(len(index), -1), index)).mean()  # noqa: E731
     jacobian = torch.autograd.functional.jacobian(z, flat)
     curve = torch.autograd.functional.hessian(top, z(flat))
     out = jacobian.T @ curve @ jacobian
-    if problem.regulariser is not None:
+    if problem.regularizer is not None:
         out = out + torch.autograd.functional.hessian(
-            lambda flat: problem.regulariser(tree.unflatten(flat, at.omega)), flat
+            lambda flat: problem.regularizer(tree.unflatten(flat, at.omega)), flat
         )
     return out
 
@@ -142,9 +149,10 @@ def test_the_gauss_newton_product_is_that_of_the_matrix(ridge):
     matrix = gauss_newton(problem, at, index)
     for seed in range(3):
         v = tree.unflatten(normal(tree.size(at.omega), seed=seed), at.omega)
-        G = problem.inner_at(at, index)
-        assert float((tree.flatten(G.gnvp(v)) - matrix @ tree.flatten(v)).norm()) < 1e-12
-        assert float(tree.norm(tree.sub(G.grad, general.inner_at(at, index).grad))) < 1e-13  # left behind
+        G = problem.inner_at(at, Batch(index))
+        assert float((tree.flatten(G.gauss_newton(v)) - matrix @ tree.flatten(v)).norm()) < 1e-12
+        gradient = general.inner_at(at, Batch(index)).grad_omega
+        assert float(tree.norm(tree.sub(G.grad_omega, gradient))) < 1e-13  # left behind
     smallest = float(torch.linalg.eigvalsh(matrix)[0])
     assert smallest > (0.19 if ridge else -1e-12)
 
@@ -152,18 +160,18 @@ def test_the_gauss_newton_product_is_that_of_the_matrix(ridge):
 def test_along_negative_curvature_v_runs_away_with_the_hessian_and_stays_with_gauss_newton():
     problem, _, at = make(kind="outputs", ridge=False)
     index = torch.tensor([0, 1, 2, 3, 4, 5])
-    H = problem.inner_at(at, index)
+    H = problem.inner_at(at, Batch(index))
     hessian = torch.stack([tree.flatten(H.hvp(e)) for e in tree.basis(at.omega)])
     assert float(torch.linalg.eigvalsh(hessian)[0]) < -1e-3  # the network's own curvature
-    xi, norms = Sample.full(index, index), {}
+    batches, norms = StepBatches.shared(index, index), {}
     for curvature in ("hessian", "gauss-newton"):
-        solver = fsla.algorithms.fsla(fsla.steps.constant(0.0, 0.0, 1.0), momentum="none")
-        curved = fsla.Damped(fsla.GaussNewton(problem) if curvature == "gauss-newton" else problem, 1e-2)
-        state = solver.init(curved, at, xi)
+        algorithm = fsla.algorithms.fsla(fsla.steps.constant(0.0, 0.0, 1.0), momentum="none")
+        curved = fsla.DampedProblem(fsla.GaussNewtonProblem(problem) if curvature == "gauss-newton" else problem, 1e-2)
+        state = algorithm.init(curved, at, batches)
         for _ in range(200):
-            state = solver.step(curved, state, xi)
-        norms[curvature] = float(tree.norm(state.memory))
-    p = float(tree.norm(problem.outer_at(at, index).d_omega))
+            state = algorithm.step(curved, state, batches)
+        norms[curvature] = float(tree.norm(state.v))
+    p = float(tree.norm(problem.outer_at(at, Batch(index)).grad_omega))
     assert norms["gauss-newton"] < p / 1e-2
     assert norms["hessian"] > 100 * norms["gauss-newton"]
 
@@ -172,28 +180,30 @@ def test_damping_is_added_to_the_diagonal():
     problem, _, at = make(kind="outputs")
     index = torch.arange(12)
     v = tree.unflatten(normal(tree.size(at.omega)), at.omega)
-    plain, damped = problem.inner_at(at, index), fsla.Damped(problem, 0.5).inner_at(at, index)
+    plain, damped = problem.inner_at(at, Batch(index)), fsla.DampedProblem(problem, 0.5).inner_at(at, Batch(index))
     expected = tree.axpy(0.5, v, plain.hvp(v))
-    product, cross = damped.hvp_cross(v)
+    product, cross = damped.products(v)
     assert float(tree.norm(tree.sub(damped.hvp(v), expected))) < 1e-14
     assert float(tree.norm(tree.sub(product, expected))) < 1e-14
-    assert float(tree.norm(tree.sub(tree.dense(cross), tree.dense(plain.cross(v))))) < 1e-14
+    assert float(tree.norm(tree.sub(tree.dense(cross), tree.dense(plain.mixed_hvp(v))))) < 1e-14
 
 
 def test_curvature_is_counted_and_its_errors_are_clear():
     problem, general, at = make(kind="outputs")
-    xi, counted = Sample.full(torch.arange(5), torch.arange(5)), fsla.Counted(problem)
-    solver = fsla.algorithms.fsla(fsla.steps.constant(0.1, 0.1, 0.1))
-    newton = fsla.GaussNewton(counted)
-    state = solver.init(newton, at, xi)
-    counted.calls = fsla.Counts()
-    solver.step(newton, state, xi)
+    batches, counted = StepBatches.shared(torch.arange(5), torch.arange(5)), fsla.CountedProblem(problem)
+    algorithm = fsla.algorithms.fsla(fsla.steps.constant(0.1, 0.1, 0.1))
+    newton = fsla.GaussNewtonProblem(counted)
+    state = algorithm.init(newton, at, batches)
+    counted.calls = fsla.OracleCounts()
+    algorithm.step(newton, state, batches)
     assert counted.calls.hvp == 1
-    other = fsla.GaussNewton(general)
-    with pytest.raises(TypeError, match=r"knows its network's outputs.*outputs=.*without fsla.GaussNewton"):
-        solver.step(other, solver.init(other, at, xi), xi)
+    other = fsla.GaussNewtonProblem(general)
+    with pytest.raises(
+        TypeError, match=r"knows its network's outputs.*model_outputs=.*without fsla.GaussNewtonProblem"
+    ):
+        algorithm.step(other, algorithm.init(other, at, batches), batches)
     with pytest.raises(ValueError, match=r"damping must be a finite number, at least 0\. Got -1"):
-        fsla.Damped(general, -1)
+        fsla.DampedProblem(general, -1)
 
 
 class NoForward(torch.autograd.Function):
@@ -210,7 +220,7 @@ class NoForward(torch.autograd.Function):
         return 2 * x * grad
 
 
-@pytest.mark.parametrize("oracle", ["hvp", "cross", "hvp_cross"])
+@pytest.mark.parametrize("oracle", ["hvp", "mixed_hvp", "products"])
 def test_where_there_is_no_forward_mode_reverse_mode_is_used(oracle):
     def losses(omega, index):
         return NoForward.apply(omega["w"])[index]
@@ -219,42 +229,44 @@ def test_where_there_is_no_forward_mode_reverse_mode_is_used(oracle):
         return lam["w"][index]
 
     at = Point({"w": normal(6)}, {"w": normal(6, seed=1)})
-    problem = WeightedProblem(losses, weigh, lambda lam, omega, index: losses(omega, index).sum())
-    forced = WeightedProblem(losses, weigh, problem.outer_loss, mode="forward")
+    problem = WeightedLossProblem(losses, weigh, lambda lam, omega, index: losses(omega, index).sum())
+    forced = WeightedLossProblem(losses, weigh, problem.outer_loss, hvp_method="forward_over_reverse")
     index, v = torch.arange(6), {"w": normal(6, seed=2)}
-    found = getattr(problem.inner_at(at, index), oracle)(v)
-    expected = {"hvp": 2 * at.lam["w"] * v["w"] / 6, "cross": 2 * at.omega["w"] * v["w"] / 6}
-    parts = zip(("hvp", "cross"), found, strict=True) if oracle == "hvp_cross" else [(oracle, found)]
+    found = getattr(problem.inner_at(at, Batch(index)), oracle)(v)
+    expected = {"hvp": 2 * at.lam["w"] * v["w"] / 6, "mixed_hvp": 2 * at.omega["w"] * v["w"] / 6}
+    parts = zip(("hvp", "mixed_hvp"), found, strict=True) if oracle == "products" else [(oracle, found)]
     for name, value in parts:
         assert torch.allclose(value["w"], expected[name])
     with pytest.raises(NotImplementedError):
-        getattr(forced.inner_at(at, index), oracle)(v)
+        getattr(forced.inner_at(at, Batch(index)), oracle)(v)
 
 
 def test_losses_and_weights_must_be_vectors_of_one_length():
     problem, _, at = make()
-    scalar = WeightedProblem(
-        lambda omega, i: problem.sample_losses(omega, i).mean(), problem.sample_weights, problem.outer_loss
+    scalar = WeightedLossProblem(
+        lambda omega, i: problem.per_sample_loss(omega, i).mean(), problem.sample_weight, problem.outer_loss
     )
     with pytest.raises(ValueError, match=r"one number for each sample.*\(\) and \(2,\).*reduction='none'"):
-        _ = scalar.inner_at(at, torch.arange(2)).grad
+        _ = scalar.inner_at(at, Batch(torch.arange(2))).grad_omega
 
 
 def test_weights_must_depend_on_lam():
     problem, _, at = make()
-    free = WeightedProblem(problem.sample_losses, lambda lam, i: torch.ones(len(i), dtype=F64), problem.outer_loss)
+    free = WeightedLossProblem(
+        problem.per_sample_loss, lambda lam, i: torch.ones(len(i), dtype=F64), problem.outer_loss
+    )
     with pytest.raises(ValueError, match="must depend on lam"):
-        free.inner_at(at, torch.arange(2)).cross(at.omega)
+        free.inner_at(at, Batch(torch.arange(2))).mixed_hvp(at.omega)
 
 
 @pytest.mark.parametrize("index", [torch.tensor([0.0]), torch.ones(30, dtype=torch.bool), [0, 1], torch.tensor(3)])
 def test_rows_must_be_indices(index):
     problem, _, at = make(kind="rows")
-    with pytest.raises(TypeError, match="rows must return the samples' indices"):
-        problem.inner_at(at, index)
+    with pytest.raises(TypeError, match="row_index must return the samples' indices"):
+        problem.inner_at(at, Batch(index))
 
 
 def test_with_rows_lam_has_a_row_for_each_sample():
     problem, _, at = make(kind="rows")
     with pytest.raises(ValueError, match=r"a row for each sample. \['c'\] have none"):
-        problem.inner_at(Point({**at.lam, "c": torch.tensor(1.0)}, at.omega), torch.arange(3))
+        problem.inner_at(Point({**at.lam, "c": torch.tensor(1.0)}, at.omega), Batch(torch.arange(3)))

@@ -15,11 +15,11 @@ from torch import Tensor, nn
 
 from fsla._checks import pick, positive, whole_number
 from fsla._tree import norm
-from fsla.algorithms import Algorithm, Solver, State
-from fsla.problems import Batches, Counted, GaussNewton, Oracles, Point, Sample, Sampler
-from fsla.problems._batches import Batch, Mode
-from fsla.steps import paper
-from fsla.train import Record, Run, train
+from fsla.algorithms import Algorithm, Alternating, AlternatingState, State
+from fsla.problems import CountedProblem, GaussNewtonProblem, Oracles, Point, Sampler, StepBatches
+from fsla.problems._batches import Mode
+from fsla.steps import inverse_sqrt
+from fsla.train import Record, Run, run_algorithm
 from fsla_reproduction.datasets import CleaningTask, Images, TaskSpec, make_task
 from fsla_reproduction.methods import Bp, Fsla, Method, Oracle
 from fsla_reproduction.problems.networks import MODELS, RIDGE, build
@@ -82,15 +82,15 @@ class RunSpec:
         return replace(self, task=replace(self.task, seed=seed))
 
 
-def algorithm(spec: RunSpec) -> Algorithm:
+def algorithm(spec: RunSpec) -> Algorithm[Any]:
     """The algorithm of a spec."""
-    return spec.method.algorithm(paper(spec.delta, spec.c_tau, spec.c_beta, spec.c_eta))
+    return spec.method.algorithm(inverse_sqrt(spec.delta, spec.c_tau, spec.c_beta, spec.c_eta))
 
 
 def problem(spec: RunSpec, reweighting: Reweighting) -> Oracles:
     """The problem of a spec, as its algorithm sees it."""
     newton = isinstance(spec.method, Fsla) and spec.method.curvature == "gauss-newton"
-    return GaussNewton(reweighting.losses()) if newton else reweighting.losses()
+    return GaussNewtonProblem(reweighting.losses()) if newton else reweighting.losses()
 
 
 def sampler(spec: RunSpec, task: CleaningTask, generator: torch.Generator) -> Sampler:
@@ -99,13 +99,13 @@ def sampler(spec: RunSpec, task: CleaningTask, generator: torch.Generator) -> Sa
     def indices(n: int) -> Tensor:
         return torch.randint(n, (spec.batch,), generator=generator, device=generator.device)
 
-    def inner() -> Batch:
+    def inner() -> Tensor:
         return indices(len(task.train_y))
 
-    def outer() -> Batch:
+    def outer() -> Tensor:
         return indices(len(task.valid_y))
 
-    return Sampler(algorithm(spec).needs, inner, outer, spec.samples, steps_again=isinstance(spec.method, Bp))
+    return Sampler(algorithm(spec).batches, inner, outer, spec.samples, steps_again=isinstance(spec.method, Bp))
 
 
 def prepare(spec: RunSpec, task: CleaningTask) -> tuple[Run, Reweighting]:
@@ -123,13 +123,14 @@ def prepare(spec: RunSpec, task: CleaningTask) -> tuple[Run, Reweighting]:
         at = reweighting.start()
         if isinstance(spec.method, Oracle):
             at = Point({"weight_logits": torch.where(task.changed, -40.0, 40.0)}, at.omega)
-        return solver.init(seen, at, Sample.draw("independent", source.inner, source.outer))
+        state: State = solver.init(seen, at, StepBatches.draw("independent", source.inner, source.outer))
+        return state
 
-    return Run(solver, Counted(seen, size=_size), generator, start, source), reweighting
+    return Run(solver, CountedProblem(seen, size=_size), generator, start, source), reweighting
 
 
-def _size(batch: Batch) -> int:
-    return sum(len(b) for b in batch) if isinstance(batch, Batches) else len(batch)
+def _size(indices: Any) -> int:
+    return len(indices)
 
 
 def measurer(spec: RunSpec, task: CleaningTask, run: Run, reweighting: Reweighting) -> Callable[[State], Record]:
@@ -137,13 +138,13 @@ def measurer(spec: RunSpec, task: CleaningTask, run: Run, reweighting: Reweighti
     generator = torch.Generator().manual_seed(spec.task.seed + 10**6)
     index = torch.randint(len(task.train_y), (spec.batch,), generator=generator).to(task.train_y.device)
     outer = torch.randint(len(task.valid_y), (spec.batch,), generator=generator).to(task.train_y.device)
-    fixed = Sample.full(index, outer)
+    fixed = StepBatches.shared(index, outer)
     plain = problem(spec, reweighting)
     changed = task.changed.cpu().numpy()
 
     def measure(state: State) -> Record:
-        omega = state.at.omega
-        learnt = weights(state.at.lam)
+        omega = state.omega.value
+        learnt = weights(state.lam.value)
         valid = reweighting.scores(omega, task.valid_x)
         train_p = reweighting.scores(omega, task.train_x).softmax(1)
         given = train_p.gather(1, task.train_y[:, None])[:, 0]
@@ -152,7 +153,7 @@ def measurer(spec: RunSpec, task: CleaningTask, run: Run, reweighting: Reweighti
             "valid_accuracy": float((valid.argmax(1) == task.valid_y).double().mean()),
             "test_accuracy": float((reweighting.scores(omega, task.test_x).argmax(1) == task.test_y).double().mean()),
         }
-        logits = state.at.lam["weight_logits"]  # the weights' order, without the ties of a saturated sigmoid
+        logits = state.lam.value["weight_logits"]  # the weights' order, without the ties of a saturated sigmoid
         for name, score in (("weight", logits), ("confidence", given)):
             wrongness = torch.nan_to_num(-score.double(), nan=0.0).cpu().numpy()
             if changed.any() and not changed.all():
@@ -163,19 +164,17 @@ def measurer(spec: RunSpec, task: CleaningTask, run: Run, reweighting: Reweighti
             record[f"weight_{name}"] = float(own.double().mean()) if len(own) else None
             record[f"histogram_{name}"] = torch.histc(own.float(), BINS, 0.0, 1.0).long().tolist()
         record["omega_norm"] = float(norm(omega))
-        record["d_norm"] = float(norm(state.d))
-        record["v_norm"] = None if state.memory is None else float(norm(state.memory))
+        record["d_norm"] = float(norm(state.direction))
+        record["v_norm"] = float(norm(state.v)) if state.v else None
         record["hypergradient_norm"] = None
-        if isinstance(run.algorithm, Solver):
-            gradient = run.algorithm.estimator.gradient(plain, state.at, state.memory, _for_trail(fixed, state))
+        solver = run.algorithm
+        if isinstance(solver, Alternating) and isinstance(state, AlternatingState):
+            step = solver.context(plain, state.step_count, state.measured, fixed, update_buffers=False)
+            gradient = solver.estimator.gradient(step, state.position)
             record["hypergradient_norm"] = float(norm(gradient))
         return record
 
     return measure
-
-
-def _for_trail(xi: Sample, state: State) -> Sample:
-    return xi._replace(hvp=Batches([xi.hvp] * len(state.at.trail))) if state.at.trail else xi
 
 
 def warm_up(run: Run) -> None:
@@ -195,7 +194,7 @@ def execute(
     engine: str = "auto",
     on_measure: Callable[[Record], None] = lambda record: None,
 ) -> list[Record]:
-    """Does one run, on `images` if they are given, else on the spec's data set.
+    """Does one run, on `images` if they are given, else on the spec's data set. `checkpoint` is a folder of its own.
 
     Each record carries the run's name; the first also the spec and the facts that make the run repeatable.
     """
@@ -211,20 +210,20 @@ def execute(
         "device": _device_name(torch.device(device)),
         "torch": torch.__version__,
     }
-    records = train(
+    result = run_algorithm(
         run,
-        steps=spec.steps,
-        every=spec.every,
-        measure=measure,
-        checkpoint=checkpoint,
-        budget_s=spec.budget_s,
+        max_steps=spec.steps,
+        eval_fn=measure,
+        eval_every=spec.every,
+        output_dir=checkpoint,
+        callbacks=[lambda run, record: on_measure(record)],
+        run_config=identity(spec, task),
+        max_seconds=spec.budget_s,
+        max_oracle_calls=spec.budget_calls,
         engine=engine,
-        on_measure=on_measure,
-        budget_calls=spec.budget_calls,
-        identity=identity(spec, task),
     )
     head = {"run": spec.name, "spec": asdict(spec), **facts}
-    return [head | r if i == 0 else {"run": spec.name} | r for i, r in enumerate(records)]
+    return [head | r if i == 0 else {"run": spec.name} | r for i, r in enumerate(result.records)]
 
 
 def identity(spec: RunSpec, task: CleaningTask) -> dict[str, Any]:

@@ -36,7 +36,7 @@ class Job:
     text: str
     work: Callable[[Tell], list[Record]]
     part: Path | None = None
-    """Its own checkpoint, which is removed once its records are written."""
+    """The folder of its checkpoints, which is removed once its records are written."""
     gpu: bool = False
     alone: bool = False
     """Whether it holds a clock: it is done when all others are, with nothing beside it."""
@@ -46,7 +46,7 @@ def records_of(job: Job, tell: Tell) -> list[Record]:
     """Does the run."""
     if not job.gpu:
         single_threaded()
-    with ranks.apart():  # other ranks do other runs
+    with ranks.single_process():  # other ranks do other runs
         return job.work(tell)
 
 

@@ -1,23 +1,22 @@
 """What a run of section 6.2 may do: one frozen specification for each kind of method.
 
 Each has the name of the paper's legends ("CG_1_10": T = 1 inner step, K = 10 hypergradient steps; warm for T = 1 and
-restarted for T > 1), the price of a step in oracle calls, and builds its algorithm from the rates. `kind` tells the
-specifications apart once they are JSON.
+restarted for T > 1), the price of a step in oracle calls, and builds its algorithm from the step sizes. `kind` tells
+the specifications apart once they are JSON.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from fsla import algorithms
 from fsla._checks import pick, positive, whole_number
 from fsla.algorithms import Algorithm
-from fsla.steps import Rates
+from fsla.steps import Schedule
 from fsla.steps._momentum import MOMENTA
 
-Schedule = Callable[[int], Rates]
+Momentum = Literal["storm", "average", "none"]
 CURVATURES = {"hessian": "the Hessian", "gauss-newton": "the Gauss-Newton matrix"}
 V_AT = {"old": "v moves at ω_k", "new": "v moves at ω_{k+1}"}
 _SUFFIX = {"storm": "", "average": ", moving average", "none": ", no momentum"}
@@ -28,7 +27,7 @@ class Fsla:
     """Algorithm 1."""
 
     v_at: Literal["old", "new"] = "old"
-    momentum: str = "storm"
+    momentum: Momentum = "storm"
     curvature: str = "hessian"
     kind: Literal["fsla"] = field(default="fsla", init=False)
 
@@ -47,8 +46,9 @@ class Fsla:
     def calls(self) -> int:
         return 3 + _gradients(self.momentum)
 
-    def algorithm(self, rates: Schedule) -> Algorithm:
-        return algorithms.fsla(rates, v_at=self.v_at, momentum=self.momentum)
+    def algorithm(self, step_sizes: Schedule) -> Algorithm[Any]:
+        place: Literal["old_params", "new_params"] = "old_params" if self.v_at == "old" else "new_params"
+        return algorithms.fsla(step_sizes, adjoint_at=place, momentum=self.momentum)
 
     def __str__(self) -> str:
         return "-".join(
@@ -61,7 +61,7 @@ class Bp:
     """Backpropagation through T inner steps."""
 
     T: int
-    momentum: str = "storm"
+    momentum: Momentum = "storm"
     kind: Literal["bp"] = field(default="bp", init=False)
 
     def __post_init__(self) -> None:
@@ -76,8 +76,8 @@ class Bp:
     def calls(self) -> int:
         return self.T + _gradients(self.momentum) * (1 + self.T)
 
-    def algorithm(self, rates: Schedule) -> Algorithm:
-        return algorithms.bp(rates, T=self.T, momentum=self.momentum)
+    def algorithm(self, step_sizes: Schedule) -> Algorithm[Any]:
+        return algorithms.bp(step_sizes, inner_steps=self.T, momentum=self.momentum)
 
     def __str__(self) -> str:
         return "-".join([f"bp_{self.T}", *_tail(self.momentum)])
@@ -90,7 +90,7 @@ class Ns:
     T: int
     K: int
     beta: float = 0.1
-    momentum: str = "storm"
+    momentum: Momentum = "storm"
     kind: Literal["ns"] = field(default="ns", init=False)
 
     def __post_init__(self) -> None:
@@ -107,8 +107,10 @@ class Ns:
     def calls(self) -> int:
         return self.T + _gradients(self.momentum) * (self.K + 1)
 
-    def algorithm(self, rates: Schedule) -> Algorithm:
-        return algorithms.ns(rates, T=self.T, K=self.K, beta=self.beta, momentum=self.momentum)
+    def algorithm(self, step_sizes: Schedule) -> Algorithm[Any]:
+        return algorithms.ns(
+            step_sizes, inner_steps=self.T, num_terms=self.K, adjoint_lr=self.beta, momentum=self.momentum
+        )
 
     def __str__(self) -> str:
         return "-".join([f"ns_{self.T}_{self.K}", *_tail(self.momentum)])
@@ -120,7 +122,7 @@ class Cg:
 
     T: int
     K: int
-    momentum: str = "storm"
+    momentum: Momentum = "storm"
     kind: Literal["cg"] = field(default="cg", init=False)
 
     def __post_init__(self) -> None:
@@ -136,8 +138,8 @@ class Cg:
     def calls(self) -> int:
         return self.T + _gradients(self.momentum) * (self.K + 2)
 
-    def algorithm(self, rates: Schedule) -> Algorithm:
-        return algorithms.cg(rates, T=self.T, K=self.K, momentum=self.momentum)
+    def algorithm(self, step_sizes: Schedule) -> Algorithm[Any]:
+        return algorithms.cg(step_sizes, inner_steps=self.T, hvp_steps=self.K, momentum=self.momentum)
 
     def __str__(self) -> str:
         return "-".join([f"cg_{self.T}_{self.K}", *_tail(self.momentum)])
@@ -157,8 +159,8 @@ class NoCleaning:
     def calls(self) -> int:
         return 1
 
-    def algorithm(self, rates: Schedule) -> Algorithm:
-        return algorithms.fixed(rates)
+    def algorithm(self, step_sizes: Schedule) -> Algorithm[Any]:
+        return algorithms.fixed(step_sizes)
 
     def __str__(self) -> str:
         return "none"
@@ -178,8 +180,8 @@ class Oracle:
     def calls(self) -> int:
         return 1
 
-    def algorithm(self, rates: Schedule) -> Algorithm:
-        return algorithms.fixed(rates)
+    def algorithm(self, step_sizes: Schedule) -> Algorithm[Any]:
+        return algorithms.fixed(step_sizes)
 
     def __str__(self) -> str:
         return "oracle"

@@ -72,7 +72,7 @@ def carry_out(plan: Plan, report: Report = unseen, workers: Workers = HERE) -> t
     gpu = torch.device(plan.device).type != "cpu"
     jobs = []
     for spec in plan.panels.runs(plan.figures, plan.seeds):
-        part = folder.runs.resolve() / f"{spec.name}.part.safetensors"
+        part = folder.runs.resolve() / f"{spec.name}.part"
         known = plan.fingerprints[spec.task.dataset]
         work = partial(_execute, spec, part, plan.data_dir, known, plan.device, plan.engine)
         jobs.append(Job(spec.name, f"{spec.task.dataset} {spec.method}", work, part=part, gpu=gpu))

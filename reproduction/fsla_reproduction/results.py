@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 
-from fsla.problems import Counts
+from fsla.problems import OracleCounts
 from fsla.train import Record, Status, work
 from fsla_reproduction.cleaning import RunSpec
 from fsla_reproduction.figures import Panel, Panels
@@ -120,7 +120,7 @@ def number_of_seeds(n: int) -> str:
 
 def oracle_calls(counts: Mapping[str, int]) -> int:
     """The oracle calls of a record, as budgets count them."""
-    return work(Counts(**counts))
+    return work(OracleCounts(**counts))
 
 
 def last_common_step(runs: Iterable[Runs]) -> int:

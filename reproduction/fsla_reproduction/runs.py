@@ -11,6 +11,7 @@ Who does a run decides nothing about its records: on a CPU it has one thread.
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import threading
 import time
@@ -45,14 +46,14 @@ def unseen(text: str, done: float, total: int) -> None:
 
 
 class Ranks(Protocol):
-    """What is asked of `fsla.distributed.join()`."""
+    """What is asked of `fsla.distributed.get_group()`."""
 
     @property
     def rank(self) -> int: ...
     @property
-    def world(self) -> int: ...
+    def world_size(self) -> int: ...
     def wait(self) -> None: ...
-    def from_first(self, plain: list[str]) -> list[str]: ...
+    def broadcast(self, plain: list[str]) -> list[str]: ...
 
 
 @dataclass(frozen=True)
@@ -70,7 +71,7 @@ class Workers:
 
     @property
     def world(self) -> int:
-        return 1 if self.here is None else self.here.world
+        return 1 if self.here is None else self.here.world_size
 
     @property
     def rank(self) -> int:
@@ -112,7 +113,7 @@ class Workers:
     ) -> None:
         """Does the runs that the folder lacks. `before` runs of `total` were done by an earlier call."""
         left = [job.name for job in jobs if not folder.finished(job.name)] if self.first else []
-        left = left if self.here is None else self.here.from_first(left)
+        left = left if self.here is None else self.here.broadcast(left)
         count = _Count(folder, set(left), before + len(jobs), self.world > 1)
         shared = [job for job in jobs if job.name in count.left and not job.alone]
         alone = [job for job in jobs if job.name in count.left and job.alone]
@@ -150,7 +151,7 @@ class Workers:
                     raise found
                 folder.save(job.name, found)
                 if job.part is not None:
-                    job.part.unlink(missing_ok=True)
+                    shutil.rmtree(job.part, ignore_errors=True)
                 count.left.discard(job.name)
                 count.look(tuple(count.left))
                 show(job.text)
@@ -267,12 +268,12 @@ def workers(jobs: int | None = None) -> Workers:
 
     from fsla import distributed as ranks
 
-    here = ranks.join()
+    here = ranks.get_group()
     if isinstance(get_active_backend()[0], BACKENDS["loky"]):
         return Workers(jobs, here=here)
-    if here.world > 1:
+    if here.world_size > 1:
         raise RunError(
-            f"A joblib back end is active in {here.world} ranks of torchrun, and each would hand it the same runs. Use "
-            "one of the two."
+            f"A joblib back end is active in {here.world_size} ranks of torchrun, and each would hand it the same "
+            "runs. Use one of the two."
         )
     return Workers(jobs, cluster=True)

@@ -20,18 +20,16 @@ import time
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from fsla._checks import pick, positive, whole_number
 from fsla._tree import Tree, norm
-from fsla.algorithms import Algorithm, Jacobi, State
-from fsla.algorithms._fixed import Fixed
-from fsla.hypergradients import Descent
-from fsla.problems import Sample, functional
-from fsla.problems._passes import Setting, surroundings
-from fsla.steps import Adam, Rates, Schedule, constant
+from fsla.algorithms import Algorithm, Simultaneous, State, fixed
+from fsla.problems import StepBatches, make_functional
+from fsla.steps import Adam, Rates, Schedule, Scheduled, constant
 from fsla_reproduction.folder import Folder, Record
 from fsla_reproduction.job import Job, Tell
 from fsla_reproduction.problems.sources import GRAMMARS, TRUSTED, SourceWeighting, Text, TextSpec, weights
@@ -100,9 +98,9 @@ def _execute(spec: SourcesSpec, method: str, seed: int, device: torch.device, te
     model = build_transformer(spec.size, seed=seed, device=device)
     omega = {name: p.detach() for name, p in model.named_parameters()}
     with torch.device("meta"):
-        net = functional(Transformer(spec.size))[1]  # without weights of its own: those of the run are the only ones
+        _, net = make_functional(Transformer(spec.size))  # without weights of its own: those of the run are the only
     weighting = SourceWeighting(net, text)
-    problem = weighting.problem(mode="difference", autocast_dtype=spec.dtype)
+    problem = weighting.problem(autocast_dtype=spec.dtype)
     algorithm = _algorithm(spec, method)
     generator = torch.Generator(device).manual_seed(seed)
     mask_seeds = spec.size.dropout > 0
@@ -110,9 +108,9 @@ def _execute(spec: SourcesSpec, method: str, seed: int, device: torch.device, te
     def batch(tokens: Tensor) -> Tensor:
         return torch.randint(len(tokens), (spec.batch,), generator=generator, device=device)
 
-    def draw(k: int) -> Sample:
+    def draw(k: int) -> StepBatches:
         seed = k if mask_seeds else None
-        return Sample.draw("shared", lambda: batch(text.tokens), lambda: batch(text.trusted), seed=seed)
+        return StepBatches.draw("shared", lambda: batch(text.tokens), lambda: batch(text.trusted), seed=seed)
 
     state = algorithm.init(problem, weighting.start(omega), draw(0))
     del model, omega
@@ -132,23 +130,23 @@ def _execute(spec: SourcesSpec, method: str, seed: int, device: torch.device, te
     return records
 
 
-def _algorithm(spec: SourcesSpec, method: str) -> Algorithm:
-    rates = _Late(constant(spec.alpha, spec.tau, spec.beta), spec.wait)
+def _algorithm(spec: SourcesSpec, method: str) -> Algorithm[Any]:
+    step_sizes = _Late(constant(spec.alpha, spec.tau, spec.beta), spec.wait)
     if pick(method, dict.fromkeys(METHODS, method), "method") == "equal":
-        return Fixed(rates, Descent(update=Adam()))
-    return Jacobi(rates, omega_update=Adam(), lam_update=Adam(second=0.95))
+        return replace(fixed(step_sizes), inner_update=Adam())
+    return Simultaneous(step_sizes=step_sizes, inner_update=Adam(), outer_update=Adam(b2=0.95))
 
 
 @dataclass(frozen=True)
-class _Late:
-    """Rates with which λ and v stay where they are for the first `wait` steps."""
+class _Late(Scheduled):
+    """Step sizes with which λ and v stay where they are for the first `wait` steps."""
 
-    rates: Schedule
+    of: Schedule
     wait: int
 
-    def __call__(self, k: int) -> Rates:
-        rate = self.rates(k)
-        return rate if k >= self.wait else rate._replace(alpha=0.0, beta=0.0)
+    def rates(self, k: int, state: None = None) -> Rates:
+        rates = self.of.rates(k)
+        return rates if k >= self.wait else rates._replace(outer_lr=0.0, adjoint_lr=0.0)
 
 
 def _wait(device: torch.device) -> None:
@@ -160,32 +158,32 @@ class _Meter:
     """Losses over fixed text: two sequences of each source, 16 trusted ones and 16 fresh ones."""
 
     def __init__(self, spec: SourcesSpec, weighting: SourceWeighting) -> None:
-        self._how = Setting(None, spec.dtype)
+        self._dtype = spec.dtype
         self._weighting = weighting
         text = weighting.text
         self._probe = torch.cat([(text.source == s).nonzero()[:2, 0] for s in range(len(GRAMMARS))])
 
     @torch.no_grad()
     def _loss(self, omega: Tree, tokens: Tensor) -> Tensor:
-        with surroundings(self._how, omega):
+        with torch.autocast(tokens.device.type, self._dtype, enabled=self._dtype is not None):
             parts = [self._weighting.sequence_losses(omega, part) for part in torch.split(tokens, 8)]
         return torch.cat(parts)
 
     def __call__(self, state: State, method: str, seed: int, seconds: float) -> Record:
         text = self._weighting.text
-        omega = state.at.omega
+        omega = state.omega.value
         by_source = self._loss(omega, text.tokens[self._probe]).view(len(GRAMMARS), -1).mean(1)
         return {
             "run": method,
             "seed": seed,
-            "step": state.k,
+            "step": state.step_count,
             "seconds": seconds,
-            "weights": weights(state.at.lam).tolist(),
+            "weights": weights(state.lam.value).tolist(),
             "source_losses": by_source.tolist(),
             "training_loss": float(by_source.mean()),
             "trusted_loss": float(self._loss(omega, text.trusted[:16]).mean()),
             "held_out_loss": float(self._loss(omega, text.held_out[:16]).mean()),
-            "v_norm": None if state.memory is None else float(norm(state.memory)),
+            "v_norm": float(norm(state.v)) if state.v else None,
         }
 
 

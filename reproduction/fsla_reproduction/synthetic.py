@@ -29,23 +29,22 @@ from fsla._checks import whole_number
 from fsla._tree import Leaves, dense, norm, sub
 from fsla.hypergradients import (
     ConjugateGradient,
-    Descent,
-    DivergenceWarning,
-    Estimator,
-    Implicit,
+    ConvergenceWarning,
+    HypergradientEstimator,
     Neumann,
-    Unrolled,
+    ReverseUnroll,
+    Solved,
     hypergradient,
 )
-from fsla.problems import Counted, Oracles, Point, Sample
-from fsla.steps import constant
+from fsla.problems import CountedProblem, Oracles, Point, StepBatches
+from fsla.steps import Position, Schedule, StepContext, Variable, constant, descend
 from fsla_reproduction.folder import Folder, Record
 from fsla_reproduction.job import Job, Tell, quiet
 from fsla_reproduction.problems import Quadratic, Synthetic
 from fsla_reproduction.runs import HERE, Report, Workers, unseen
 
 METHODS = ("NS", "BP", "CG", "FSLA", "FSLA (v at new ω)")
-FULL = Sample.full(None, None)
+FULL = StepBatches.shared(None, None)
 
 
 @dataclass(frozen=True)
@@ -117,22 +116,22 @@ def _curves(
     """The error of each method for K = 1 … K_max, with products and seconds."""
     records: list[Record] = []
     walk = _Clock()
-    step = Descent(trail=True)
     path: list[Point] = [data.at]
     for _ in range(K_max):
+        here = path[-1]
         with walk:  # NS, BP and CG share the inner descent: one more step of it for each K
-            there, _ = step.run(problem, path[-1], None, FULL, spec.step)
-        path.append(Point(there.lam, there.omega, path[-1].trail + there.trail))
+            there, _ = descend(_step_context(problem, spec.step), here, Variable(here.omega), 1, keep=dict)
+        path.append(Point(there.lam, there.omega, here.trajectory + there.trajectory))
 
     series: list[Leaves] = []  # the values of NS, to compare BP's with
     for name in METHODS[:3]:
         clock = _Clock()
-        counted = Counted(problem)
+        counted = CountedProblem(problem)
         for K in range(1, K_max + 1):
             before = counted.calls.hvp
             spent = clock.seconds
             with clock:
-                h = _estimator(name, K, spec.step).gradient(counted, path[K], None, FULL)
+                h = _estimate(_estimator(name, K, spec.step), counted, path[K])
             if name == "NS":
                 series.append(h)
             apart = norm(sub(h, series[K - 1])) / norm(series[K - 1])
@@ -141,28 +140,44 @@ def _curves(
                 | {"hvp_one": counted.calls.hvp - before, "hvp_every": counted.calls.hvp}
                 | {"s_one": walk.marks[K - 1] + clock.seconds - spent, "s_every": walk.marks[K - 1] + clock.seconds}
             )
-    rates = constant(alpha=0.0, tau=spec.step, beta=spec.step)  # λ stays where it is
+    step_sizes = _step_sizes(spec.step)
     variants = {
-        "FSLA": algorithms.fsla(rates, v_at="old", momentum="none"),
-        "FSLA (v at new ω)": algorithms.fsla(rates, v_at="new", momentum="none"),
+        "FSLA": algorithms.fsla(step_sizes, adjoint_at="old_params", momentum="none"),
+        "FSLA (v at new ω)": algorithms.fsla(step_sizes, adjoint_at="new_params", momentum="none"),
     }
     for name, solver in variants.items():
         clock = _Clock()
-        counted = Counted(problem)
+        counted = CountedProblem(problem)
         state = solver.init(problem, data.at, FULL)
         for K in range(1, K_max + 1):
             with clock:
                 state = solver.step(counted, state, FULL)
             hvp = {"hvp_one": counted.calls.hvp, "hvp_every": counted.calls.hvp}
             seconds = {"s_one": clock.seconds, "s_every": clock.seconds}
-            records.append({"run": run, "seed": seed, "method": name, "K": K, **meter(state.d), **hvp, **seconds})
+            errors = meter(state.direction)
+            records.append({"run": run, "seed": seed, "method": name, "K": K, **errors, **hvp, **seconds})
     return records
 
 
-def _estimator(name: str, K: int, beta: float) -> Estimator:
+def _estimator(name: str, K: int, adjoint_lr: float) -> HypergradientEstimator:
     if name == "BP":
-        return Unrolled()
-    return Implicit(Neumann(K, beta) if name == "NS" else ConjugateGradient(K, stop_early=True))
+        return ReverseUnroll()
+    return Solved(Neumann(K, adjoint_lr) if name == "NS" else ConjugateGradient(K, stop_early=True))
+
+
+def _step_sizes(lr: float) -> Schedule:
+    """Of ω and v; λ stays where it is."""
+    return constant(outer_lr=0.0, inner_lr=lr, adjoint_lr=lr)
+
+
+def _step_context(problem: Oracles, lr: float) -> StepContext:
+    """What a single step asks of the whole data."""
+    return algorithms.fixed(_step_sizes(lr)).context(problem, 0, None, FULL)
+
+
+def _estimate(estimator: HypergradientEstimator, problem: Oracles, at: Point) -> Leaves:
+    """The hypergradient at a point, where nothing is known yet. The sizes of steps are the estimator's own."""
+    return estimator.gradient(_step_context(problem, 0.0), Position(at, {}))
 
 
 class _Clock:
@@ -190,7 +205,7 @@ def _sequences(spec: SyntheticSpec, seed: int, tell: Tell = quiet) -> list[Recor
     for a in spec.exponents:
         for K in (k for k in grid if k <= spec.K_sequence):
             at = quadratic.point(data.lam, minimum + offset * K**-a)
-            h = Implicit(Neumann(K, spec.step)).gradient(quadratic, at, None, FULL)
+            h = _estimate(_estimator("NS", K, spec.step), quadratic, at)
             records.append({"run": "sequences", "seed": seed, "exponent": a, "K": K, **meter(h)})
     return records
 
@@ -204,8 +219,8 @@ def _divergence(spec: SyntheticSpec, seed: int, tell: Tell = quiet) -> list[Reco
     records = []
     for beta in spec.diverging_steps:
         with warnings.catch_warnings(record=True) as said:
-            warnings.simplefilter("always", DivergenceWarning)
-            h = hypergradient(quadratic, at, None, None, "neumann", steps=200, beta=beta)
+            warnings.simplefilter("always", ConvergenceWarning)
+            h = hypergradient(quadratic, at, None, None, "neumann", num_steps=200, step_size=beta)
         records.append(
             {"run": "divergence", "seed": seed, "beta": beta, "two_over_L": limit, "K": 200, **meter(h.value)}
             | {"status": "diverged" if said else "converging"}

@@ -1,10 +1,11 @@
 """Bilevel optimisation with a fully single loop: no inner solve, no Hessian inverse, one product a step.
 
 problem = fsla.Problem(inner_loss, outer_loss)
-h = fsla.hypergradient(problem, fsla.Point(lam, omega), inner_batch, outer_batch, method="cg")
-solver = fsla.algorithms.fsla(fsla.steps.paper(delta=1.0, c_tau=1.0, c_beta=1.0, c_eta=0.9))
-state = solver.init(problem, fsla.Point(lam, omega), xi)
-state = solver.step(problem, state, xi)
+at = fsla.Point(lam, omega)
+result = fsla.hypergradient(problem, at, inner_batch, outer_batch, method="cg")
+algorithm = fsla.algorithms.fsla(fsla.steps.inverse_sqrt(delta=1.0, c_tau=1.0, c_beta=1.0, c_eta=0.9))
+state = algorithm.init(problem, at, batches)
+state = algorithm.step(problem, state, batches)
 """
 
 from importlib import import_module
@@ -13,43 +14,45 @@ from typing import TYPE_CHECKING, Any
 from fsla import algorithms, contrib, distributed, hypergradients, problems, steps, train
 from fsla._extras import install_hint
 from fsla._version import __version__ as __version__
-from fsla.algorithms import Solver, State
-from fsla.contrib import LazyRows
-from fsla.hypergradients import DivergenceWarning, Hypergradient, check_hypergradient, hypergradient
+from fsla.algorithms import Algorithm, Alternating, Simultaneous, State
+from fsla.contrib import LazyRowOptimizer
+from fsla.hypergradients import (
+    ConvergenceWarning,
+    HypergradientCheck,
+    HypergradientResult,
+    check_hypergradient,
+    hypergradient,
+)
 from fsla.problems import (
-    Batches,
-    Counted,
-    Counts,
-    Damped,
-    Differences,
-    DifferenceWarning,
-    FixedPoint,
-    GaussNewton,
-    Needs,
-    Numbered,
+    Batch,
+    BatchSpec,
+    CountedProblem,
+    DampedProblem,
+    FiniteDifferenceProblem,
+    FiniteDifferenceWarning,
+    FixedPointProblem,
+    GaussNewtonProblem,
+    MicroBatches,
+    OracleCounts,
     Point,
     Problem,
-    Reduced,
-    Sample,
-    Shard,
-    ShardSampler,
-    Share,
-    Shared,
-    WeightedProblem,
-    functional,
+    StepBatches,
+    WeightedLossProblem,
+    make_functional,
 )
 from fsla.train import (
     FSLA,
     MASOBA,
     SOBA,
+    BilevelOptimizer,
     CheckpointError,
     DivergenceError,
+    FitResult,
     GroupWeights,
-    History,
-    MicroBatches,
     ProductWeights,
     RollbackWarning,
     SampleWeights,
+    StepInfo,
     fit,
 )
 
@@ -62,49 +65,48 @@ __all__ = [
     "FSLA",
     "MASOBA",
     "SOBA",
-    "Batches",
+    "Algorithm",
+    "Alternating",
+    "Batch",
+    "BatchSpec",
+    "BilevelOptimizer",
     "CheckpointError",
-    "Counted",
-    "Counts",
-    "Damped",
+    "ConvergenceWarning",
+    "CountedProblem",
+    "DampedProblem",
     "DataWeigher",
-    "DifferenceWarning",
-    "Differences",
     "DivergenceError",
-    "DivergenceWarning",
-    "FixedPoint",
-    "GaussNewton",
+    "FiniteDifferenceProblem",
+    "FiniteDifferenceWarning",
+    "FitResult",
+    "FixedPointProblem",
+    "GaussNewtonProblem",
     "GroupWeights",
-    "History",
     "HyperCleaner",
-    "Hypergradient",
-    "LazyRows",
+    "HypergradientCheck",
+    "HypergradientResult",
+    "LazyRowOptimizer",
     "MicroBatches",
-    "Needs",
-    "Numbered",
+    "OracleCounts",
     "Point",
     "Problem",
     "ProductWeights",
-    "Reduced",
     "RollbackWarning",
-    "Sample",
     "SampleWeights",
-    "Shard",
-    "ShardSampler",
-    "Share",
-    "Shared",
-    "Solver",
+    "Simultaneous",
     "State",
-    "WeightedProblem",
+    "StepBatches",
+    "StepInfo",
+    "WeightedLossProblem",
     "algorithms",
     "check_hypergradient",
     "contrib",
     "data",
     "distributed",
     "fit",
-    "functional",
     "hypergradient",
     "hypergradients",
+    "make_functional",
     "problems",
     "steps",
     "train",

@@ -102,6 +102,13 @@ def read_digest(path: Path) -> str:
         return _check_head(path, file.read(512))[2].decode()
 
 
+def read_run_id(path: Path) -> str | None:
+    """Return the run id in a file's header, unchecked."""
+    with open(open_regular(path, os.O_RDONLY), "rb") as file:
+        found = re.search(rb',"run":"([0-9a-f]{32})"\}', file.read(1024))
+    return None if found is None else found[1].decode()
+
+
 def to_bytes(kind: str, tensors: Mapping[str, Tensor], content: Plain, run_id: str | None = None) -> bytes:
     """Return the bytes of a file; see `write`."""
     text = json.dumps(content, allow_nan=False, separators=(",", ":")).encode()

@@ -145,15 +145,15 @@ def publish_folder(made: Path, target: Path, listed: Callable[[Path], Collection
         FileError: if `target` holds anything else. It stays, and the new folder gets a name of its own.
     """
     for path in (*made.iterdir(), made):
-        _sync(path)
+        sync(path)
     if not os.path.lexists(target):
         made.rename(target)
-        _sync(target.parent)
+        sync(target.parent)
         return
     found = foreign(target, listed(target))
     if not found:
         _swap(made, target)
-        _sync(target.parent)
+        sync(target.parent)
         found = foreign(made, listed(made))  # since a file may have come between the look and the swap
         if not found:
             return
@@ -238,7 +238,7 @@ def _replace(target: Path, content: bytes) -> None:
         temporary.replace(target)
     finally:
         temporary.unlink(missing_ok=True)
-    _sync(target.parent)
+    sync(target.parent)
 
 
 def _create(path: Path) -> int:
@@ -246,7 +246,7 @@ def _create(path: Path) -> int:
     return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _SAFE, 0o666)
 
 
-def _sync(path: Path) -> None:
+def sync(path: Path) -> None:
     """Bring a file, or a folder's names, to the disk, where the system can."""
     try:
         descriptor = os.open(path, os.O_RDONLY | _SAFE)

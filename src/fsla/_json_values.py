@@ -54,6 +54,11 @@ def row(*rules: Rule) -> Rule:
     )
 
 
+def each(rule: Rule, name: Rule = text) -> Rule:
+    """Return the rule of objects with any names that fit a rule, and one rule for all values."""
+    return lambda value: mapping(value) and all(map(name, value)) and all(map(rule, value.values()))
+
+
 def record(**rules: Rule) -> Rule:
     """Return the rule of objects with exactly these names."""
     return lambda value: (

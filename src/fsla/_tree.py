@@ -4,15 +4,15 @@ A tree is a mapping from names to tensors. Operations pair tensors by name, neve
 disagree in keys, shapes, dtypes or devices (PyTorch would broadcast or promote them silently), and never write in
 place: an old state stays valid. Scalars that are computed stay 0-d tensors, so the host never waits for the device.
 
-A derivative by λ may hold `Rows` for a tensor: where each of N samples has a weight, the derivative on a batch is zero
-but for the batch's rows. Sums with a tensor give a tensor; nothing of the length N is made before that.
+A derivative by λ may hold a `RowSparse` for a tensor: where each of N samples has a weight, the derivative on a batch
+is zero but for the batch's rows. Sums with a tensor give a tensor; nothing of the length N is made before that.
 """
 
 from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeGuard, TypeVar, overload
 
@@ -26,7 +26,7 @@ Scalar = float | Tensor
 
 
 @dataclass(frozen=True, eq=False)
-class Rows:
+class RowSparse:
     """A tensor of `length` rows, zero but for those in `index`; values of a row that is named twice add up."""
 
     index: Tensor
@@ -45,24 +45,24 @@ class Rows:
     def device(self) -> torch.device:
         return self.values.device
 
-    def scaled(self, a: Scalar) -> Rows:
+    def scaled(self, a: Scalar) -> RowSparse:
         return replace(self, values=a * self.values)
 
-    def detach(self) -> Rows:
+    def detach(self) -> RowSparse:
         return replace(self, values=self.values.detach())
 
-    def plus(self, a: Scalar, other: Rows) -> Rows:
+    def plus(self, a: Scalar, other: RowSparse) -> RowSparse:
         """Returns self + a other."""
         if self.index is other.index:
             return replace(self, values=self.values + a * other.values)
         index = torch.cat([self.index, other.index])
-        return Rows(index, torch.cat([self.values, a * other.values]), self.length)
+        return RowSparse(index, torch.cat([self.values, a * other.values]), self.length)
 
     def dense(self) -> Tensor:
         return self.values.new_zeros(self.shape).index_add_(0, self.index, self.values)
 
 
-Leaf = Tensor | Rows
+Leaf = Tensor | RowSparse
 Tree = Mapping[str, Tensor]
 Leaves = Mapping[str, Leaf]
 """A tree that may hold rows: what a derivative by λ is."""
@@ -70,12 +70,12 @@ L = TypeVar("L", bound=Leaf)
 
 
 def dense(x: Leaves) -> Tree:
-    """Returns x with every `Rows` written out."""
+    """Returns x with every `RowSparse` written out."""
     return {name: _dense(t) for name, t in x.items()}
 
 
 def _dense(t: Leaf) -> Tensor:
-    return t.dense() if isinstance(t, Rows) else t
+    return t.dense() if isinstance(t, RowSparse) else t
 
 
 def check(x: object, name: str) -> None:
@@ -116,7 +116,7 @@ def _form(t: Leaf) -> str:
 
 def _tensors(leaves: list[Leaf]) -> TypeGuard[list[Tensor]]:
     """Whether none of the leaves is rows."""
-    return Rows not in map(type, leaves)
+    return RowSparse not in map(type, leaves)
 
 
 @overload
@@ -131,6 +131,8 @@ def axpy(a: Scalar, x: Leaves, y: Leaves) -> Leaves:
     other = aligned(x, y)
     if not (_tensors(own) and _tensors(other)):
         return {name: _add(u, a, t) for name, u, t in zip(y, own, other, strict=True)}
+    if not own:
+        return {}
     if isinstance(a, Tensor):
         return dict(zip(y, torch._foreach_add(own, torch._foreach_mul(other, a)), strict=True))
     return dict(zip(y, torch._foreach_add(own, other, alpha=a), strict=True))
@@ -138,9 +140,9 @@ def axpy(a: Scalar, x: Leaves, y: Leaves) -> Leaves:
 
 def _add(y: Leaf, a: Scalar, x: Leaf) -> Leaf:
     """y + a x; rows if both are."""
-    if isinstance(x, Rows):
-        return y.plus(a, x) if isinstance(y, Rows) else y.index_add(0, x.index, a * x.values)
-    return (a * x).index_add_(0, y.index, y.values) if isinstance(y, Rows) else y + a * x
+    if isinstance(x, RowSparse):
+        return y.plus(a, x) if isinstance(y, RowSparse) else y.index_add(0, x.index, a * x.values)
+    return (a * x).index_add_(0, y.index, y.values) if isinstance(y, RowSparse) else y + a * x
 
 
 @overload
@@ -162,8 +164,8 @@ def scale(a: Scalar, x: Leaves) -> Leaves:
     """Returns a x."""
     own = list(x.values())
     if not _tensors(own):
-        return {name: t.scaled(a) if isinstance(t, Rows) else a * t for name, t in x.items()}
-    return dict(zip(x, torch._foreach_mul(own, a), strict=True))
+        return {name: t.scaled(a) if isinstance(t, RowSparse) else a * t for name, t in x.items()}
+    return dict(zip(x, torch._foreach_mul(own, a), strict=True)) if own else {}
 
 
 def dot(x: Leaves, y: Leaves) -> Tensor:
@@ -238,9 +240,30 @@ def _zeros(t: Leaf) -> Tensor:
     return torch.zeros(t.shape, dtype=t.dtype, device=t.device)
 
 
+def each(function: Callable[[Tensor], Tensor], x: Tree) -> Tree:
+    """Returns the tree with a function applied to every tensor."""
+    return {name: function(t) for name, t in x.items()}
+
+
+def where(condition: Tensor, x: Tree, y: Tree) -> Tree:
+    """Returns x where a 0-d tensor is true, else y."""
+    return {name: torch.where(condition, t, y[name]) for name, t in x.items()}
+
+
+def clone(x: Tree) -> Tree:
+    """Returns a copy, cut off from any graph."""
+    return {name: t.detach().clone() for name, t in x.items()}
+
+
+def scalar(value: float, like: Tree) -> Tensor:
+    """Returns a 0-d tensor of the dtype and device of a tree."""
+    first = next(iter(like.values()))
+    return torch.full((), value, dtype=first.dtype, device=first.device)
+
+
 def is_finite(x: Leaves) -> bool:
     """Whether x holds no NaN or infinity. Asks the device."""
-    return all(bool((t.values if isinstance(t, Rows) else t).isfinite().all()) for t in x.values())
+    return all(bool((t.values if isinstance(t, RowSparse) else t).isfinite().all()) for t in x.values())
 
 
 def size(x: Leaves) -> int:

@@ -128,7 +128,7 @@ def draw_of_step(xi: Draw, k: int) -> Draw:
 # ---------------------------------------------------------------------------------------------------------------------
 
 
-def inner_steps(problem: Plain, lam: Array, omega: Array, batch: Batch, tau: float, count: int) -> list[Array]:
+def descend(problem: Plain, lam: Array, omega: Array, batch: Batch, tau: float, count: int) -> list[Array]:
     """The states of gradient descent on G, the start included."""
     states = [omega]
     for t in range(count):
@@ -142,21 +142,23 @@ def readout(problem: Plain, lam: Array, omega: Array, v: Array, xi: Draw) -> Arr
 
 
 def random_neumann(
-    problem: Plain, lam: Array, omega: Array, right: Array, batch: Batch, length: int, Q: int, step: float
+    problem: Plain, lam: Array, omega: Array, right: Array, batch: Batch, length: int, num_terms: int, adjoint_lr: float
 ) -> Array:
     u = right
     for i in range(length):
-        u = u - step * problem.hessian(lam, omega, of_step(batch, i)) @ u
-    return step * Q * u
+        u = u - adjoint_lr * problem.hessian(lam, omega, of_step(batch, i)) @ u
+    return adjoint_lr * num_terms * u
 
 
-def neumann(problem: Plain, lam: Array, omega: Array, right: Array, batch: Batch, products: int, step: float) -> Array:
+def neumann(
+    problem: Plain, lam: Array, omega: Array, right: Array, batch: Batch, products: int, adjoint_lr: float
+) -> Array:
     u = right
     total = right
     for j in range(products):
-        u = u - step * problem.hessian(lam, omega, of_step(batch, j)) @ u
+        u = u - adjoint_lr * problem.hessian(lam, omega, of_step(batch, j)) @ u
         total = total + u
-    return step * total
+    return adjoint_lr * total
 
 
 def conjugate_gradient(
@@ -191,15 +193,15 @@ def conjugate_gradient(
     return v
 
 
-def with_random_neumann(problem: Plain, lam: Array, omega: Array, xi: Draw, Q: int, step: float) -> Array:
+def with_random_neumann(problem: Plain, lam: Array, omega: Array, xi: Draw, num_terms: int, adjoint_lr: float) -> Array:
     right = problem.outer_omega(lam, omega, xi.outer_omega)
-    v = random_neumann(problem, lam, omega, right, xi.hvp, xi.length, Q, step)
+    v = random_neumann(problem, lam, omega, right, xi.hvp, xi.length, num_terms, adjoint_lr)
     return readout(problem, lam, omega, v, xi)
 
 
-def with_neumann(problem: Plain, lam: Array, omega: Array, xi: Draw, products: int, step: float) -> Array:
+def with_neumann(problem: Plain, lam: Array, omega: Array, xi: Draw, products: int, adjoint_lr: float) -> Array:
     right = problem.outer_omega(lam, omega, xi.outer_omega)
-    v = neumann(problem, lam, omega, right, xi.hvp, products, step)
+    v = neumann(problem, lam, omega, right, xi.hvp, products, adjoint_lr)
     return readout(problem, lam, omega, v, xi)
 
 
@@ -270,52 +272,56 @@ def bsa(
     problem: Plain,
     lam: Array,
     omega: Array,
-    samples: list[Draw],
+    draws: list[Draw],
     rates: Rates,
     *,
-    T: int,
+    inner_steps: int,
     growth: float,
-    Q: int,
-    step: float,
+    num_terms: int,
+    adjoint_lr: float,
 ) -> Path:
     path = [(lam, omega)]
-    for k, xi in enumerate(samples[1:]):
+    for k, xi in enumerate(draws[1:]):
         alpha, tau, _, _ = rates(k)
-        count = math.ceil(T * (k + 1) ** growth)
-        omega = inner_steps(problem, lam, omega, xi.inner, tau, count)[-1]
-        lam = lam - alpha * with_random_neumann(problem, lam, omega, xi, Q, step)
+        count = math.ceil(inner_steps * (k + 1) ** growth)
+        omega = descend(problem, lam, omega, xi.inner, tau, count)[-1]
+        lam = lam - alpha * with_random_neumann(problem, lam, omega, xi, num_terms, adjoint_lr)
         path.append((lam, omega))
     return path
 
 
-def ttsa(problem: Plain, lam: Array, omega: Array, samples: list[Draw], rates: Rates, *, Q: int, step: float) -> Path:
+def ttsa(
+    problem: Plain, lam: Array, omega: Array, draws: list[Draw], rates: Rates, *, num_terms: int, adjoint_lr: float
+) -> Path:
     path = [(lam, omega)]
-    for k, xi in enumerate(samples[1:]):
+    for k, xi in enumerate(draws[1:]):
         alpha, tau, _, _ = rates(k)
         omega = omega - tau * problem.inner_grad(lam, omega, of_step(xi.inner, 0))
-        lam = lam - alpha * with_random_neumann(problem, lam, omega, xi, Q, step)
+        lam = lam - alpha * with_random_neumann(problem, lam, omega, xi, num_terms, adjoint_lr)
         path.append((lam, omega))
     return path
 
 
-def aid_bio(problem: Plain, lam: Array, omega: Array, samples: list[Draw], rates: Rates, *, T: int, Q: int) -> Path:
+def aid_bio(
+    problem: Plain, lam: Array, omega: Array, draws: list[Draw], rates: Rates, *, inner_steps: int, hvp_steps: int
+) -> Path:
     path = [(lam, omega)]
     v = np.zeros_like(omega)
-    for k, xi in enumerate(samples[1:]):
+    for k, xi in enumerate(draws[1:]):
         alpha, tau, _, _ = rates(k)
-        omega = inner_steps(problem, lam, omega, xi.inner, tau, T)[-1]
+        omega = descend(problem, lam, omega, xi.inner, tau, inner_steps)[-1]
         right = problem.outer_omega(lam, omega, xi.outer_omega)
-        v = conjugate_gradient(problem, lam, omega, right, xi.hvp, Q - 1, start=v)
+        v = conjugate_gradient(problem, lam, omega, right, xi.hvp, hvp_steps - 1, start=v)
         lam = lam - alpha * readout(problem, lam, omega, v, xi)
         path.append((lam, omega))
     return path
 
 
-def itd_bio(problem: Plain, lam: Array, omega: Array, samples: list[Draw], rates: Rates, *, T: int) -> Path:
+def itd_bio(problem: Plain, lam: Array, omega: Array, draws: list[Draw], rates: Rates, *, inner_steps: int) -> Path:
     path = [(lam, omega)]
-    for k, xi in enumerate(samples[1:]):
+    for k, xi in enumerate(draws[1:]):
         alpha, tau, _, _ = rates(k)
-        states = inner_steps(problem, lam, omega, xi.inner, tau, T)
+        states = descend(problem, lam, omega, xi.inner, tau, inner_steps)
         omega = states[-1]
         lam = lam - alpha * unrolled(problem, lam, states, tau, xi)
         path.append((lam, omega))
@@ -323,24 +329,32 @@ def itd_bio(problem: Plain, lam: Array, omega: Array, samples: list[Draw], rates
 
 
 def stocbio(
-    problem: Plain, lam: Array, omega: Array, samples: list[Draw], rates: Rates, *, T: int, Q: int, step: float
+    problem: Plain,
+    lam: Array,
+    omega: Array,
+    draws: list[Draw],
+    rates: Rates,
+    *,
+    inner_steps: int,
+    hvp_steps: int,
+    adjoint_lr: float,
 ) -> Path:
     path = [(lam, omega)]
-    for k, xi in enumerate(samples[1:]):
+    for k, xi in enumerate(draws[1:]):
         alpha, tau, _, _ = rates(k)
-        omega = inner_steps(problem, lam, omega, xi.inner, tau, T)[-1]
-        lam = lam - alpha * with_neumann(problem, lam, omega, xi, Q, step)
+        omega = descend(problem, lam, omega, xi.inner, tau, inner_steps)[-1]
+        lam = lam - alpha * with_neumann(problem, lam, omega, xi, hvp_steps, adjoint_lr)
         path.append((lam, omega))
     return path
 
 
 def bio_bred(
-    problem: Plain, lam: Array, omega: Array, samples: list[Draw], rates: Rates, *, T: int, weight: float
+    problem: Plain, lam: Array, omega: Array, draws: list[Draw], rates: Rates, *, inner_steps: int, weight: float
 ) -> Path:
     path = [(lam, omega)]
-    for k, xi in enumerate(samples[1:]):
+    for k, xi in enumerate(draws[1:]):
         alpha, tau, _, _ = rates(k)
-        states = inner_steps(problem, lam, omega, xi.inner, tau, T)
+        states = descend(problem, lam, omega, xi.inner, tau, inner_steps)
         omega = states[-1]
         gradient = unrolled(problem, lam, states, tau, xi)
         lam = soft(lam - alpha * gradient, alpha * weight)
@@ -349,38 +363,46 @@ def bio_bred(
 
 
 def sbio_bred(
-    problem: Plain, lam: Array, omega: Array, samples: list[Draw], rates: Rates, *, T: int, Q: int, step: float
+    problem: Plain,
+    lam: Array,
+    omega: Array,
+    draws: list[Draw],
+    rates: Rates,
+    *,
+    inner_steps: int,
+    hvp_steps: int,
+    adjoint_lr: float,
 ) -> Path:
     path = [(lam, omega)]
-    for k, xi in enumerate(samples[1:]):
+    for k, xi in enumerate(draws[1:]):
         alpha, tau, _, _ = rates(k)
-        omega = inner_steps(problem, lam, omega, xi.inner, tau, T)[-1]
-        gradient = with_neumann(problem, lam, omega, xi, Q, step)
+        omega = descend(problem, lam, omega, xi.inner, tau, inner_steps)[-1]
+        gradient = with_neumann(problem, lam, omega, xi, hvp_steps, adjoint_lr)
         lam = lam * np.exp(-alpha * gradient)
         path.append((lam, omega))
     return path
 
 
 def truncated_bp(
-    problem: Plain, lam: Array, omega: Array, samples: list[Draw], rates: Rates, *, T: int, R: int
+    problem: Plain, lam: Array, omega: Array, draws: list[Draw], rates: Rates, *, inner_steps: int, unroll_length: int
 ) -> Path:
     path = [(lam, omega)]
-    for k, xi in enumerate(samples[1:]):
+    for k, xi in enumerate(draws[1:]):
         alpha, tau, _, _ = rates(k)
-        states = inner_steps(problem, lam, omega, xi.inner, tau, T)
+        states = descend(problem, lam, omega, xi.inner, tau, inner_steps)
         omega = states[-1]
-        lam = lam - alpha * unrolled(problem, lam, states, tau, xi, last=R)
+        lam = lam - alpha * unrolled(problem, lam, states, tau, xi, last=unroll_length)
         path.append((lam, omega))
     return path
 
 
-def forward(problem: Plain, lam: Array, omega: Array, samples: list[Draw], rates: Rates, *, T: int) -> Path:
+def forward(problem: Plain, lam: Array, omega: Array, draws: list[Draw], rates: Rates, *, inner_steps: int) -> Path:
     path = [(lam, omega)]
     identity = np.eye(omega.size)
-    for k, xi in enumerate(samples[1:]):
+    for k, xi in enumerate(draws[1:]):
         alpha, tau, _, _ = rates(k)
         tangent = np.zeros((lam.size, omega.size))
-        for t in range(T):
+        for t in range(inner_steps):
             batch = of_step(xi.hvp, t)
             contraction = identity - tau * problem.hessian(lam, omega, batch)
             tangent = tangent @ contraction - tau * problem.cross(lam, omega, batch)
@@ -391,11 +413,11 @@ def forward(problem: Plain, lam: Array, omega: Array, samples: list[Draw], rates
     return path
 
 
-def rtho(problem: Plain, lam: Array, omega: Array, samples: list[Draw], rates: Rates) -> Path:
+def rtho(problem: Plain, lam: Array, omega: Array, draws: list[Draw], rates: Rates) -> Path:
     path = [(lam, omega)]
     identity = np.eye(omega.size)
     tangent = np.zeros((lam.size, omega.size))
-    for k, xi in enumerate(samples[1:]):
+    for k, xi in enumerate(draws[1:]):
         alpha, tau, _, _ = rates(k)
         contraction = identity - tau * problem.hessian(lam, omega, xi.hvp)
         tangent = tangent @ contraction - tau * problem.cross(lam, omega, xi.hvp)
@@ -407,21 +429,21 @@ def rtho(problem: Plain, lam: Array, omega: Array, samples: list[Draw], rates: R
 
 
 def reversible(
-    problem: Plain, lam: Array, omega: Array, samples: list[Draw], rates: Rates, *, T: int, decay: float
+    problem: Plain, lam: Array, omega: Array, draws: list[Draw], rates: Rates, *, inner_steps: int, decay: float
 ) -> Path:
     path = [(lam, omega)]
-    for k, xi in enumerate(samples[1:]):
+    for k, xi in enumerate(draws[1:]):
         alpha, tau, _, _ = rates(k)
         velocity = np.zeros_like(omega)
         states = [omega]
-        for t in range(T):
+        for t in range(inner_steps):
             velocity = decay * velocity - (1 - decay) * problem.inner_grad(lam, omega, of_step(xi.inner, t))
             omega = omega + tau * velocity
             states.append(omega)
         of_omega = problem.outer_omega(lam, omega, xi.outer_omega)
         of_velocity = np.zeros_like(omega)
         gradient = problem.outer_lam(lam, omega, xi.outer_lam)
-        for t in reversed(range(T)):
+        for t in reversed(range(inner_steps)):
             batch = of_step(xi.inner, t)
             of_velocity = of_velocity + tau * of_omega
             gradient = gradient - (1 - decay) * problem.cross(lam, states[t], batch) @ of_velocity
@@ -436,12 +458,12 @@ def hoag(
     problem: Plain,
     lam: Array,
     omega: Array,
-    samples: list[Draw],
+    draws: list[Draw],
     rates: Rates,
     *,
     tolerance: float,
     decay: float,
-    most: int,
+    max_iter: int,
     up: float = 2.0,
     down: float = 0.9,
 ) -> Path:
@@ -449,16 +471,16 @@ def hoag(
     v = np.zeros_like(omega)
     size = rates(0)[0]
     value = math.inf
-    for k, xi in enumerate(samples[1:]):
+    for k, xi in enumerate(draws[1:]):
         _, tau, _, _ = rates(k)
         enough = tolerance * decay**k
-        for t in range(most):
+        for t in range(max_iter):
             slope = problem.inner_grad(lam, omega, of_step(xi.inner, t))
             if np.linalg.norm(slope) <= enough:
                 break
             omega = omega - tau * slope
         right = problem.outer_omega(lam, omega, xi.outer_omega)
-        v = conjugate_gradient(problem, lam, omega, right, xi.hvp, most, start=v, tolerance=enough)
+        v = conjugate_gradient(problem, lam, omega, right, xi.hvp, max_iter, start=v, tolerance=enough)
         before = value
         value = problem.outer_value(lam, omega, xi.outer_omega)
         if k > 0:
@@ -469,76 +491,98 @@ def hoag(
 
 
 def implicit_neumann(
-    problem: Plain, lam: Array, omega: Array, samples: list[Draw], rates: Rates, *, T: int, Q: int, step: float
+    problem: Plain,
+    lam: Array,
+    omega: Array,
+    draws: list[Draw],
+    rates: Rates,
+    *,
+    inner_steps: int,
+    hvp_steps: int,
+    adjoint_lr: float,
 ) -> Path:
     path = [(lam, omega)]
-    for k, xi in enumerate(samples[1:]):
+    for k, xi in enumerate(draws[1:]):
         alpha, tau, _, _ = rates(k)
-        omega = inner_steps(problem, lam, omega, xi.inner, tau, T)[-1]
-        lam = lam - alpha * with_neumann(problem, lam, omega, xi, Q, step)
+        omega = descend(problem, lam, omega, xi.inner, tau, inner_steps)[-1]
+        lam = lam - alpha * with_neumann(problem, lam, omega, xi, hvp_steps, adjoint_lr)
         path.append((lam, omega))
     return path
 
 
-def t1_t2(problem: Plain, lam: Array, omega: Array, samples: list[Draw], rates: Rates, *, T: int, step: float) -> Path:
+def t1_t2(
+    problem: Plain, lam: Array, omega: Array, draws: list[Draw], rates: Rates, *, inner_steps: int, adjoint_lr: float
+) -> Path:
     path = [(lam, omega)]
-    for k, xi in enumerate(samples[1:]):
+    for k, xi in enumerate(draws[1:]):
         alpha, tau, _, _ = rates(k)
-        omega = inner_steps(problem, lam, omega, xi.inner, tau, T)[-1]
-        v = step * problem.outer_omega(lam, omega, xi.outer_omega)
+        omega = descend(problem, lam, omega, xi.inner, tau, inner_steps)[-1]
+        v = adjoint_lr * problem.outer_omega(lam, omega, xi.outer_omega)
         lam = lam - alpha * readout(problem, lam, omega, v, xi)
         path.append((lam, omega))
     return path
 
 
 def aid_fp(
-    problem: Plain, lam: Array, omega: Array, samples: list[Draw], rates: Rates, *, T: int, K: int, step: float
+    problem: Plain,
+    lam: Array,
+    omega: Array,
+    draws: list[Draw],
+    rates: Rates,
+    *,
+    inner_steps: int,
+    num_terms: int,
+    adjoint_lr: float,
 ) -> Path:
     path = [(lam, omega)]
-    for k, xi in enumerate(samples[1:]):
+    for k, xi in enumerate(draws[1:]):
         alpha, tau, _, _ = rates(k)
-        omega = inner_steps(problem, lam, omega, xi.inner, tau, T)[-1]
+        omega = descend(problem, lam, omega, xi.inner, tau, inner_steps)[-1]
         right = problem.outer_omega(lam, omega, xi.outer_omega)
         v = np.zeros_like(omega)
-        for j in range(K):
-            v = v + step * (right - problem.hessian(lam, omega, of_step(xi.hvp, j)) @ v)
+        for j in range(num_terms):
+            v = v + adjoint_lr * (right - problem.hessian(lam, omega, of_step(xi.hvp, j)) @ v)
         lam = lam - alpha * readout(problem, lam, omega, v, xi)
         path.append((lam, omega))
     return path
 
 
-def aid_cg(problem: Plain, lam: Array, omega: Array, samples: list[Draw], rates: Rates, *, T: int, K: int) -> Path:
+def aid_cg(
+    problem: Plain, lam: Array, omega: Array, draws: list[Draw], rates: Rates, *, inner_steps: int, hvp_steps: int
+) -> Path:
     path = [(lam, omega)]
-    for k, xi in enumerate(samples[1:]):
+    for k, xi in enumerate(draws[1:]):
         alpha, tau, _, _ = rates(k)
-        omega = inner_steps(problem, lam, omega, xi.inner, tau, T)[-1]
+        omega = descend(problem, lam, omega, xi.inner, tau, inner_steps)[-1]
         right = problem.outer_omega(lam, omega, xi.outer_omega)
-        v = conjugate_gradient(problem, lam, omega, right, xi.hvp, K)
+        v = conjugate_gradient(problem, lam, omega, right, xi.hvp, hvp_steps)
         lam = lam - alpha * readout(problem, lam, omega, v, xi)
         path.append((lam, omega))
     return path
 
 
-def amigo(problem: Plain, lam: Array, omega: Array, samples: list[Draw], rates: Rates, *, T: int, Q: int) -> Path:
+def amigo(
+    problem: Plain, lam: Array, omega: Array, draws: list[Draw], rates: Rates, *, inner_steps: int, hvp_steps: int
+) -> Path:
     path = [(lam, omega)]
     v = np.zeros_like(omega)
-    for k, xi in enumerate(samples[1:]):
+    for k, xi in enumerate(draws[1:]):
         alpha, tau, beta, _ = rates(k)
-        omega = inner_steps(problem, lam, omega, xi.inner, tau, T)[-1]
+        omega = descend(problem, lam, omega, xi.inner, tau, inner_steps)[-1]
         right = problem.outer_omega(lam, omega, xi.outer_omega)
-        for j in range(Q):
+        for j in range(hvp_steps):
             v = v + beta * (right - problem.hessian(lam, omega, of_step(xi.hvp, j)) @ v)
         lam = lam - alpha * readout(problem, lam, omega, v, xi)
         path.append((lam, omega))
     return path
 
 
-def slip(problem: Plain, lam: Array, omega: Array, samples: list[Draw], rates: Rates, *, T0: int) -> Path:
-    omega = inner_steps(problem, lam, omega, samples[0].inner, rates(0)[1], T0)[-1]
+def slip(problem: Plain, lam: Array, omega: Array, draws: list[Draw], rates: Rates, *, warm_up_steps: int) -> Path:
+    omega = descend(problem, lam, omega, draws[0].inner, rates(0)[1], warm_up_steps)[-1]
     path = [(lam, omega)]
     v = np.zeros_like(omega)
     momentum = np.zeros_like(lam)
-    for k, xi in enumerate(samples[1:]):
+    for k, xi in enumerate(draws[1:]):
         alpha, tau, beta, eta = rates(k)
         omega = omega - tau * problem.inner_grad(lam, omega, of_step(xi.inner, 0))
         right = problem.outer_omega(lam, omega, xi.outer_omega)
@@ -553,32 +597,32 @@ def sama(
     problem: Plain,
     lam: Array,
     omega: Array,
-    samples: list[Draw],
+    draws: list[Draw],
     rates: Rates,
     *,
-    T: int,
-    first: float,
-    second: float,
-    floor: float,
+    inner_steps: int,
+    b1: float,
+    b2: float,
+    eps: float,
 ) -> Path:
     path = [(lam, omega)]
     mean = np.zeros_like(omega)
     square = np.zeros_like(omega)
     count = 0
-    for k, xi in enumerate(samples[1:]):
+    for k, xi in enumerate(draws[1:]):
         alpha, tau, _, _ = rates(k)
-        for t in range(T):
+        for t in range(inner_steps):
             slope = problem.inner_grad(lam, omega, of_step(xi.inner, t))
             old_mean = mean
             old_square = square
-            mean = first * old_mean + (1 - first) * slope
-            square = second * old_square + (1 - second) * slope**2
+            mean = b1 * old_mean + (1 - b1) * slope
+            square = b2 * old_square + (1 - b2) * slope**2
             count += 1
-            corrected_mean = mean / (1 - first**count)
-            corrected_square = square / (1 - second**count)
-            omega = omega - tau * corrected_mean / (np.sqrt(corrected_square) + floor)
-        numerator = (1 - first) * second * old_square - first * (1 - second) * slope * old_mean
-        adaptation = tau * numerator / (np.sqrt(square) + floor) ** 3
+            corrected_mean = mean / (1 - b1**count)
+            corrected_square = square / (1 - b2**count)
+            omega = omega - tau * corrected_mean / (np.sqrt(corrected_square) + eps)
+        numerator = (1 - b1) * b2 * old_square - b1 * (1 - b2) * slope * old_mean
+        adaptation = tau * numerator / (np.sqrt(square) + eps) ** 3
         u = adaptation * problem.outer_omega(lam, omega, xi.outer_omega)
         lam = lam - alpha * readout(problem, lam, omega, u, xi)
         path.append((lam, omega))
@@ -594,10 +638,10 @@ def penalty(
     problem: Plain,
     lam: Array,
     omega: Array,
-    samples: list[Draw],
+    draws: list[Draw],
     rates: Rates,
     *,
-    T: int,
+    inner_steps: int,
     rho: float,
     grow: float,
     bound: float,
@@ -607,16 +651,16 @@ def penalty(
     nu = np.zeros_like(omega)
     epsilon = bound
     first_rho = rho
-    for k, xi in enumerate(samples[1:]):
+    for k, xi in enumerate(draws[1:]):
         alpha, tau, _, _ = rates(k)
         tau = tau * first_rho / rho
-        for t in range(T):
+        for t in range(inner_steps):
             multiplier = nu + rho * problem.inner_grad(lam, omega, of_step(xi.inner, t))
             curvature = problem.hessian(lam, omega, of_step(xi.hvp, t))
             omega = omega - tau * (problem.outer_omega(lam, omega, xi.outer_omega) + curvature @ multiplier)
-        slope = problem.inner_grad(lam, omega, of_step(xi.inner, T - 1))
+        slope = problem.inner_grad(lam, omega, of_step(xi.inner, inner_steps - 1))
         multiplier = nu + rho * slope
-        curvature = problem.hessian(lam, omega, of_step(xi.hvp, T - 1))
+        curvature = problem.hessian(lam, omega, of_step(xi.hvp, inner_steps - 1))
         in_omega = problem.outer_omega(lam, omega, xi.outer_omega) + curvature @ multiplier
         in_lam = problem.outer_lam(lam, omega, xi.outer_lam) + problem.cross(lam, omega, xi.cross) @ multiplier
         lam = lam - alpha * in_lam
@@ -628,22 +672,24 @@ def penalty(
     return path
 
 
-def bda(problem: Plain, lam: Array, omega: Array, samples: list[Draw], rates: Rates, *, T: int, a: float) -> Path:
+def bda(
+    problem: Plain, lam: Array, omega: Array, draws: list[Draw], rates: Rates, *, inner_steps: int, aggregation: float
+) -> Path:
     path = [(lam, omega)]
-    for k, xi in enumerate(samples[1:]):
+    for k, xi in enumerate(draws[1:]):
         alpha, tau, beta, _ = rates(k)
         states = [omega]
-        for t in range(T):
-            of_outer = a / (t + 1) * beta
-            of_inner = (1 - a / (t + 1)) * tau
+        for t in range(inner_steps):
+            of_outer = aggregation / (t + 1) * beta
+            of_inner = (1 - aggregation / (t + 1)) * tau
             slope = problem.inner_grad(lam, omega, of_step(xi.inner, t))
             omega = omega - of_outer * problem.outer_omega(lam, omega, xi.outer_omega) - of_inner * slope
             states.append(omega)
         adjoint = problem.outer_omega(lam, omega, xi.outer_omega)
         gradient = problem.outer_lam(lam, omega, xi.outer_lam)
-        for t in reversed(range(T)):
-            of_outer = a / (t + 1) * beta
-            of_inner = (1 - a / (t + 1)) * tau
+        for t in reversed(range(inner_steps)):
+            of_outer = aggregation / (t + 1) * beta
+            of_inner = (1 - aggregation / (t + 1)) * tau
             batch = of_step(xi.inner, t)
             outer_mixed = problem.outer_cross(lam, states[t], xi.outer_omega)
             outer_curvature = problem.outer_hessian(lam, states[t], xi.outer_omega)
@@ -656,14 +702,14 @@ def bda(problem: Plain, lam: Array, omega: Array, samples: list[Draw], rates: Ra
     return path
 
 
-def f2sa(problem: Plain, lam: Array, omega: Array, samples: list[Draw], rates: Rates, *, T: int) -> Path:
+def f2sa(problem: Plain, lam: Array, omega: Array, draws: list[Draw], rates: Rates, *, inner_steps: int) -> Path:
     path = [(lam, omega)]
     y = omega
     z = omega
-    for k, xi in enumerate(samples[1:]):
+    for k, xi in enumerate(draws[1:]):
         alpha, tau, beta, _ = rates(k)
         rho = tau / (2 * beta)
-        for t in range(T):
+        for t in range(inner_steps):
             z = z - tau * problem.inner_grad(lam, z, of_step(xi.inner, t))
             penalised = rho * problem.inner_grad(lam, y, of_step(xi.hvp, t))
             y = y - beta * (problem.outer_omega(lam, y, xi.outer_omega) + penalised)
@@ -673,11 +719,11 @@ def f2sa(problem: Plain, lam: Array, omega: Array, samples: list[Draw], rates: R
     return path
 
 
-def bome(problem: Plain, lam: Array, omega: Array, samples: list[Draw], rates: Rates, *, T: int) -> Path:
+def bome(problem: Plain, lam: Array, omega: Array, draws: list[Draw], rates: Rates, *, inner_steps: int) -> Path:
     path = [(lam, omega)]
-    for k, xi in enumerate(samples[1:]):
+    for k, xi in enumerate(draws[1:]):
         alpha, tau, _, eta = rates(k)
-        lowest = inner_steps(problem, lam, omega, xi.inner, tau, T)[-1]
+        lowest = descend(problem, lam, omega, xi.inner, tau, inner_steps)[-1]
         gap_lam = problem.inner_lam(lam, omega, xi.inner) - problem.inner_lam(lam, lowest, xi.inner)
         gap_omega = problem.inner_grad(lam, omega, xi.inner)
         outer_lam = problem.outer_lam(lam, omega, xi.outer_omega)
@@ -698,21 +744,21 @@ def bome(problem: Plain, lam: Array, omega: Array, samples: list[Draw], rates: R
 
 
 def sustain(
-    problem: Plain, lam: Array, omega: Array, samples: list[Draw], rates: Rates, *, Q: int, step: float
+    problem: Plain, lam: Array, omega: Array, draws: list[Draw], rates: Rates, *, num_terms: int, adjoint_lr: float
 ) -> Path:
     path = [(lam, omega)]
     old_lam = lam
     old_omega = omega
-    in_omega = problem.inner_grad(lam, omega, of_step(samples[0].inner, 0))
-    in_lam = with_random_neumann(problem, lam, omega, samples[0], Q, step)
-    for k, xi in enumerate(samples[1:]):
+    in_omega = problem.inner_grad(lam, omega, of_step(draws[0].inner, 0))
+    in_lam = with_random_neumann(problem, lam, omega, draws[0], num_terms, adjoint_lr)
+    for k, xi in enumerate(draws[1:]):
         alpha, tau, _, eta = rates(k)
         batch = of_step(xi.inner, 0)
         new = problem.inner_grad(lam, omega, batch)
         old = problem.inner_grad(old_lam, old_omega, batch)
         in_omega = storm(in_omega, new, old, eta)
-        new = with_random_neumann(problem, lam, omega, xi, Q, step)
-        old = with_random_neumann(problem, old_lam, old_omega, xi, Q, step)
+        new = with_random_neumann(problem, lam, omega, xi, num_terms, adjoint_lr)
+        old = with_random_neumann(problem, old_lam, old_omega, xi, num_terms, adjoint_lr)
         in_lam = storm(in_lam, new, old, eta)
         old_lam = lam
         old_omega = omega
@@ -722,20 +768,22 @@ def sustain(
     return path
 
 
-def mrbo(problem: Plain, lam: Array, omega: Array, samples: list[Draw], rates: Rates, *, Q: int, step: float) -> Path:
+def mrbo(
+    problem: Plain, lam: Array, omega: Array, draws: list[Draw], rates: Rates, *, hvp_steps: int, adjoint_lr: float
+) -> Path:
     path = [(lam, omega)]
     old_lam = lam
     old_omega = omega
-    in_omega = problem.inner_grad(lam, omega, of_step(samples[0].inner, 0))
-    in_lam = with_neumann(problem, lam, omega, samples[0], Q, step)
-    for k, xi in enumerate(samples[1:]):
+    in_omega = problem.inner_grad(lam, omega, of_step(draws[0].inner, 0))
+    in_lam = with_neumann(problem, lam, omega, draws[0], hvp_steps, adjoint_lr)
+    for k, xi in enumerate(draws[1:]):
         alpha, tau, _, eta = rates(k)
         batch = of_step(xi.inner, 0)
         new = problem.inner_grad(lam, omega, batch)
         old = problem.inner_grad(old_lam, old_omega, batch)
         in_omega = storm(in_omega, new, old, eta)
-        new = with_neumann(problem, lam, omega, xi, Q, step)
-        old = with_neumann(problem, old_lam, old_omega, xi, Q, step)
+        new = with_neumann(problem, lam, omega, xi, hvp_steps, adjoint_lr)
+        old = with_neumann(problem, old_lam, old_omega, xi, hvp_steps, adjoint_lr)
         in_lam = storm(in_lam, new, old, eta)
         old_lam = lam
         old_omega = omega
@@ -749,36 +797,36 @@ def vrbo(
     problem: Plain,
     lam: Array,
     omega: Array,
-    samples: list[Draw],
+    draws: list[Draw],
     rates: Rates,
     *,
-    m: int,
-    Q: int,
-    step: float,
-    period: int,
+    inner_steps: int,
+    hvp_steps: int,
+    adjoint_lr: float,
+    refresh_period: int,
 ) -> Path:
     path = [(lam, omega)]
-    start = draw_of_step(samples[0], 0)
+    start = draw_of_step(draws[0], 0)
     in_omega = problem.inner_grad(lam, omega, start.inner)
-    in_lam = with_neumann(problem, lam, omega, start, Q, step)
+    in_lam = with_neumann(problem, lam, omega, start, hvp_steps, adjoint_lr)
     old_lam = lam
     old_omega = omega
-    for k, xi in enumerate(samples[1:]):
+    for k, xi in enumerate(draws[1:]):
         alpha, tau, _, _ = rates(k)
-        if k % period == 0:
+        if k % refresh_period == 0:
             refresh = draw_of_step(xi, 0)
             in_omega = problem.inner_grad(lam, omega, refresh.inner)
-            in_lam = with_neumann(problem, lam, omega, refresh, Q, step)
+            in_lam = with_neumann(problem, lam, omega, refresh, hvp_steps, adjoint_lr)
             old_lam = lam
             old_omega = omega
         lam = lam - alpha * in_lam
-        for t in range(m + 1):
+        for t in range(inner_steps + 1):
             small = draw_of_step(xi, t + 1)
             new = problem.inner_grad(lam, omega, small.inner)
             old = problem.inner_grad(old_lam, old_omega, small.inner)
             in_omega = in_omega + new - old
-            new = with_neumann(problem, lam, omega, small, Q, step)
-            old = with_neumann(problem, old_lam, old_omega, small, Q, step)
+            new = with_neumann(problem, lam, omega, small, hvp_steps, adjoint_lr)
+            old = with_neumann(problem, old_lam, old_omega, small, hvp_steps, adjoint_lr)
             in_lam = in_lam + new - old
             old_lam = lam
             old_omega = omega
@@ -791,27 +839,27 @@ def biadam(
     problem: Plain,
     lam: Array,
     omega: Array,
-    samples: list[Draw],
+    draws: list[Draw],
     rates: Rates,
     *,
-    Q: int,
-    step: float,
+    num_terms: int,
+    adjoint_lr: float,
     decay: float,
-    floor: float,
+    eps: float,
 ) -> Path:
     path = [(lam, omega)]
     a = np.zeros_like(lam)
     b = 0.0
-    in_omega = problem.inner_grad(lam, omega, of_step(samples[0].inner, 0))
-    in_lam = with_random_neumann(problem, lam, omega, samples[0], Q, step)
-    for k, xi in enumerate(samples[1:]):
+    in_omega = problem.inner_grad(lam, omega, of_step(draws[0].inner, 0))
+    in_lam = with_random_neumann(problem, lam, omega, draws[0], num_terms, adjoint_lr)
+    for k, xi in enumerate(draws[1:]):
         alpha, tau, _, eta = rates(k)
         in_omega = average(in_omega, problem.inner_grad(lam, omega, of_step(xi.inner, 0)), eta)
-        in_lam = average(in_lam, with_random_neumann(problem, lam, omega, xi, Q, step), eta)
+        in_lam = average(in_lam, with_random_neumann(problem, lam, omega, xi, num_terms, adjoint_lr), eta)
         a = decay * a + (1 - decay) * in_lam**2
         b = decay * b + (1 - decay) * np.linalg.norm(in_omega)
-        lam = lam - alpha * in_lam / (np.sqrt(a) + floor)
-        omega = omega - tau * in_omega / (b + floor)
+        lam = lam - alpha * in_lam / (np.sqrt(a) + eps)
+        omega = omega - tau * in_omega / (b + eps)
         path.append((lam, omega))
     return path
 
@@ -820,41 +868,41 @@ def vr_biadam(
     problem: Plain,
     lam: Array,
     omega: Array,
-    samples: list[Draw],
+    draws: list[Draw],
     rates: Rates,
     *,
-    Q: int,
-    step: float,
+    num_terms: int,
+    adjoint_lr: float,
     decay: float,
-    floor: float,
+    eps: float,
 ) -> Path:
     path = [(lam, omega)]
     a = np.zeros_like(lam)
     b = 0.0
     old_lam = lam
     old_omega = omega
-    in_omega = problem.inner_grad(lam, omega, of_step(samples[0].inner, 0))
-    in_lam = with_random_neumann(problem, lam, omega, samples[0], Q, step)
-    for k, xi in enumerate(samples[1:]):
+    in_omega = problem.inner_grad(lam, omega, of_step(draws[0].inner, 0))
+    in_lam = with_random_neumann(problem, lam, omega, draws[0], num_terms, adjoint_lr)
+    for k, xi in enumerate(draws[1:]):
         alpha, tau, _, eta = rates(k)
         batch = of_step(xi.inner, 0)
         new = problem.inner_grad(lam, omega, batch)
         old = problem.inner_grad(old_lam, old_omega, batch)
         in_omega = storm(in_omega, new, old, eta)
-        new = with_random_neumann(problem, lam, omega, xi, Q, step)
-        old = with_random_neumann(problem, old_lam, old_omega, xi, Q, step)
+        new = with_random_neumann(problem, lam, omega, xi, num_terms, adjoint_lr)
+        old = with_random_neumann(problem, old_lam, old_omega, xi, num_terms, adjoint_lr)
         in_lam = storm(in_lam, new, old, eta)
         a = decay * a + (1 - decay) * in_lam**2
         b = decay * b + (1 - decay) * np.linalg.norm(in_omega)
         old_lam = lam
         old_omega = omega
-        lam = lam - alpha * in_lam / (np.sqrt(a) + floor)
-        omega = omega - tau * in_omega / (b + floor)
+        lam = lam - alpha * in_lam / (np.sqrt(a) + eps)
+        omega = omega - tau * in_omega / (b + eps)
         path.append((lam, omega))
     return path
 
 
-def svrb(problem: Plain, lam: Array, omega: Array, samples: list[Draw], rates: Rates, *, mu: float) -> Path:
+def svrb(problem: Plain, lam: Array, omega: Array, draws: list[Draw], rates: Rates, *, mu: float) -> Path:
     def oracles(lam: Array, omega: Array, xi: Draw) -> tuple[Array, ...]:
         return (
             problem.inner_grad(lam, omega, xi.inner),
@@ -867,8 +915,8 @@ def svrb(problem: Plain, lam: Array, omega: Array, samples: list[Draw], rates: R
     path = [(lam, omega)]
     old_lam = lam
     old_omega = omega
-    tracked = oracles(lam, omega, samples[0])
-    for k, xi in enumerate(samples[1:]):
+    tracked = oracles(lam, omega, draws[0])
+    for k, xi in enumerate(draws[1:]):
         alpha, tau, _, eta = rates(k)
         news = oracles(lam, omega, xi)
         olds = oracles(old_lam, old_omega, xi)
@@ -883,13 +931,13 @@ def svrb(problem: Plain, lam: Array, omega: Array, samples: list[Draw], rates: R
     return path
 
 
-def stable(problem: Plain, lam: Array, omega: Array, samples: list[Draw], rates: Rates, *, mu: float) -> Path:
+def stable(problem: Plain, lam: Array, omega: Array, draws: list[Draw], rates: Rates, *, mu: float) -> Path:
     path = [(lam, omega)]
     old_lam = lam
     old_omega = omega
-    hessian = problem.hessian(lam, omega, samples[0].hvp)
-    cross = problem.cross(lam, omega, samples[0].hvp)
-    for k, xi in enumerate(samples[1:]):
+    hessian = problem.hessian(lam, omega, draws[0].hvp)
+    cross = problem.cross(lam, omega, draws[0].hvp)
+    for k, xi in enumerate(draws[1:]):
         alpha, tau, _, eta = rates(k)
         new = problem.hessian(lam, omega, xi.hvp)
         old = problem.hessian(old_lam, old_omega, xi.hvp)
@@ -912,10 +960,10 @@ def stable(problem: Plain, lam: Array, omega: Array, samples: list[Draw], rates:
 # ---------------------------------------------------------------------------------------------------------------------
 
 
-def soba(problem: Plain, lam: Array, omega: Array, samples: list[Draw], rates: Rates) -> Path:
+def soba(problem: Plain, lam: Array, omega: Array, draws: list[Draw], rates: Rates) -> Path:
     path = [(lam, omega)]
     v = np.zeros_like(omega)
-    for k, xi in enumerate(samples[1:]):
+    for k, xi in enumerate(draws[1:]):
         alpha, tau, beta, _ = rates(k)
         direction = directions(problem, Three(lam, omega, v), xi)
         lam = lam - alpha * direction.lam
@@ -925,11 +973,23 @@ def soba(problem: Plain, lam: Array, omega: Array, samples: list[Draw], rates: R
     return path
 
 
-def ma_soba(problem: Plain, lam: Array, omega: Array, samples: list[Draw], rates: Rates) -> Path:
+def one_step(problem: Plain, lam: Array, omega: Array, draws: list[Draw], rates: Rates) -> Path:
+    path = [(lam, omega)]
+    for k, xi in enumerate(draws[1:]):
+        alpha, tau, beta, _ = rates(k)
+        v = beta * problem.outer_omega(lam, omega, xi.outer_omega)
+        in_lam = readout(problem, lam, omega, v, xi)
+        omega = omega - tau * problem.inner_grad(lam, omega, xi.inner)
+        lam = lam - alpha * in_lam
+        path.append((lam, omega))
+    return path
+
+
+def ma_soba(problem: Plain, lam: Array, omega: Array, draws: list[Draw], rates: Rates) -> Path:
     path = [(lam, omega)]
     v = np.zeros_like(omega)
     momentum = np.zeros_like(lam)
-    for k, xi in enumerate(samples[1:]):
+    for k, xi in enumerate(draws[1:]):
         alpha, tau, beta, eta = rates(k)
         direction = directions(problem, Three(lam, omega, v), xi)
         lam = lam - alpha * momentum
@@ -956,7 +1016,7 @@ def saba(
     problem: Plain,
     lam: Array,
     omega: Array,
-    samples: list[Draw],
+    draws: list[Draw],
     rates: Rates,
     *,
     inner_batches: int,
@@ -969,7 +1029,7 @@ def saba(
     cross_v = Table(inner_batches, lam.size)
     outer_omega = Table(outer_batches, omega.size)
     outer_lam = Table(outer_batches, lam.size)
-    for k, xi in enumerate(samples[1:]):
+    for k, xi in enumerate(draws[1:]):
         alpha, tau, beta, _ = rates(k)
         i = xi.inner
         j = xi.outer_omega
@@ -985,16 +1045,16 @@ def saba(
     return path
 
 
-def srba(problem: Plain, lam: Array, omega: Array, samples: list[Draw], rates: Rates, *, period: int) -> Path:
+def srba(problem: Plain, lam: Array, omega: Array, draws: list[Draw], rates: Rates, *, refresh_period: int) -> Path:
     path = [(lam, omega)]
     point = Three(lam, omega, np.zeros_like(omega))
     before = point
     tracked = Three(np.zeros_like(lam), np.zeros_like(omega), np.zeros_like(omega))
-    for k, xi in enumerate(samples[1:]):
+    for k, xi in enumerate(draws[1:]):
         alpha, tau, beta, _ = rates(k)
         new = directions(problem, point, xi)
         old = directions(problem, before, xi)
-        if k % period == 0:
+        if k % refresh_period == 0:
             tracked = new
         else:
             tracked = Three(
@@ -1012,12 +1072,14 @@ def srba(problem: Plain, lam: Array, omega: Array, samples: list[Draw], rates: R
     return path
 
 
-def fdehbo(problem: Plain, lam: Array, omega: Array, samples: list[Draw], rates: Rates, *, radius: float) -> Path:
+def fdehbo(
+    problem: Plain, lam: Array, omega: Array, draws: list[Draw], rates: Rates, *, max_adjoint_norm: float
+) -> Path:
     path = [(lam, omega)]
     point = Three(lam, omega, np.zeros_like(omega))
     before = point
-    tracked = directions(problem, point, samples[0])
-    for k, xi in enumerate(samples[1:]):
+    tracked = directions(problem, point, draws[0])
+    for k, xi in enumerate(draws[1:]):
         alpha, tau, beta, eta = rates(k)
         new = directions(problem, point, xi)
         old = directions(problem, before, xi)
@@ -1030,32 +1092,34 @@ def fdehbo(problem: Plain, lam: Array, omega: Array, samples: list[Draw], rates:
         point = Three(
             before.lam - alpha * tracked.lam,
             before.omega - tau * tracked.omega,
-            in_ball(before.v - beta * tracked.v, radius),
+            in_ball(before.v - beta * tracked.v, max_adjoint_norm),
         )
         path.append((point.lam, point.omega))
     return path
 
 
-def hjfbio(problem: Plain, lam: Array, omega: Array, samples: list[Draw], rates: Rates, *, radius: float) -> Path:
+def hjfbio(
+    problem: Plain, lam: Array, omega: Array, draws: list[Draw], rates: Rates, *, max_adjoint_norm: float
+) -> Path:
     path = [(lam, omega)]
     v = np.zeros_like(omega)
-    for k, xi in enumerate(samples[1:]):
+    for k, xi in enumerate(draws[1:]):
         alpha, tau, beta, _ = rates(k)
         direction = directions(problem, Three(lam, omega, v), xi)
         lam = lam - alpha * direction.lam
         omega = omega - tau * direction.omega
-        v = in_ball(v - beta * direction.v, radius)
+        v = in_ball(v - beta * direction.v, max_adjoint_norm)
         path.append((lam, omega))
     return path
 
 
-def s_tfbo(problem: Plain, lam: Array, omega: Array, samples: list[Draw], rates: Rates) -> Path:
+def s_tfbo(problem: Plain, lam: Array, omega: Array, draws: list[Draw], rates: Rates) -> Path:
     path = [(lam, omega)]
     v = np.zeros_like(omega)
     squares_lam = 0.0
     squares_omega = 0.0
     squares_v = 0.0
-    for k, xi in enumerate(samples[1:]):
+    for k, xi in enumerate(draws[1:]):
         alpha, tau, beta, _ = rates(k)
         direction = directions(problem, Three(lam, omega, v), xi)
         squares_lam += direction.lam @ direction.lam
@@ -1081,19 +1145,19 @@ def accbo(
     problem: Plain,
     lam: Array,
     omega: Array,
-    samples: list[Draw],
+    draws: list[Draw],
     rates: Rates,
     *,
     gamma: float,
     average: float,
-    Q: int,
-    step: float,
+    num_terms: int,
+    adjoint_lr: float,
 ) -> Path:
     path = [(lam, omega)]
     w = omega
     old_w = omega
-    direction = with_random_neumann(problem, lam, omega, samples[0], Q, step)
-    for k, xi in enumerate(samples[1:]):
+    direction = with_random_neumann(problem, lam, omega, draws[0], num_terms, adjoint_lr)
+    for k, xi in enumerate(draws[1:]):
         alpha, tau, _, eta = rates(k)
         old_lam = lam
         old_omega = omega
@@ -1102,8 +1166,8 @@ def accbo(
         old_w = w
         w = z - tau * problem.inner_grad(lam, z, of_step(xi.inner, 0))
         omega = (1 - average) * omega + average * w
-        new = with_random_neumann(problem, lam, omega, xi, Q, step)
-        old = with_random_neumann(problem, old_lam, old_omega, xi, Q, step)
+        new = with_random_neumann(problem, lam, omega, xi, num_terms, adjoint_lr)
+        old = with_random_neumann(problem, old_lam, old_omega, xi, num_terms, adjoint_lr)
         direction = storm(direction, new, old, eta)
         path.append((lam, omega))
     return path
@@ -1113,23 +1177,23 @@ def fsla(
     problem: Plain,
     lam: Array,
     omega: Array,
-    samples: list[Draw],
+    draws: list[Draw],
     rates: Rates,
     *,
-    v_at: str = "old",
+    adjoint_at: str = "old_params",
     momentum: str = "storm",
 ) -> Path:
     path = [(lam, omega)]
     v = np.zeros_like(omega)
-    direction = readout(problem, lam, omega, v, samples[0])
-    for k, xi in enumerate(samples[1:]):
+    direction = readout(problem, lam, omega, v, draws[0])
+    for k, xi in enumerate(draws[1:]):
         alpha, tau, beta, eta = rates(k)
         old_lam = lam
         old_omega = omega
         old_v = v
         lam = lam - alpha * direction
         omega = omega - tau * problem.inner_grad(lam, omega, of_step(xi.inner, 0))
-        at = {"old": old_omega, "new": omega}[v_at]
+        at = {"old_params": old_omega, "new_params": omega}[adjoint_at]
         product = problem.hessian(lam, at, of_step(xi.hvp, 0)) @ v
         v = v + beta * (problem.outer_omega(lam, at, xi.outer_omega) - product)
         new = readout(problem, lam, omega, v, xi)
@@ -1145,20 +1209,20 @@ def fsla(
     return path
 
 
-def single_loop(problem: Plain, lam: Array, omega: Array, samples: list[Draw], rates: Rates) -> Path:
-    return fsla(problem, lam, omega, samples, rates, v_at="new", momentum="none")
+def single_loop(problem: Plain, lam: Array, omega: Array, draws: list[Draw], rates: Rates) -> Path:
+    return fsla(problem, lam, omega, draws, rates, adjoint_at="new_params", momentum="none")
 
 
 def lam_first(
     problem: Plain,
     lam: Array,
     omega: Array,
-    samples: list[Draw],
+    draws: list[Draw],
     rates: Rates,
-    T: int,
+    inner_steps: int,
     estimate: Callable[[Array, list[Array], float, Draw], Array],
 ) -> Path:
-    """lam, then T inner steps (from the first omega of the run when T > 1), then STORM on an estimate.
+    """lam, then inner steps (several from the first omega of the run), then STORM on an estimate.
 
     The estimate gets lam, the states of the inner steps that led to the point, their rate, and the sample.
     """
@@ -1166,14 +1230,14 @@ def lam_first(
     start = omega
     states = [omega]
     tau = 0.0
-    direction = estimate(lam, states, tau, samples[0])
-    for k, xi in enumerate(samples[1:]):
+    direction = estimate(lam, states, tau, draws[0])
+    for k, xi in enumerate(draws[1:]):
         old_lam = lam
         old_states = states
         old_tau = tau
         alpha, tau, _, eta = rates(k)
         lam = lam - alpha * direction
-        states = inner_steps(problem, lam, start if T > 1 else states[-1], xi.inner, tau, T)
+        states = descend(problem, lam, start if inner_steps > 1 else states[-1], xi.inner, tau, inner_steps)
         new = estimate(lam, states, tau, xi)
         old = estimate(old_lam, old_states, old_tau, xi)
         direction = storm(direction, new, old, eta)
@@ -1181,29 +1245,39 @@ def lam_first(
     return path
 
 
-def bp(problem: Plain, lam: Array, omega: Array, samples: list[Draw], rates: Rates, *, T: int) -> Path:
+def bp(problem: Plain, lam: Array, omega: Array, draws: list[Draw], rates: Rates, *, inner_steps: int) -> Path:
     def estimate(lam: Array, states: list[Array], tau: float, xi: Draw) -> Array:
         return unrolled(problem, lam, states, tau, xi)
 
-    return lam_first(problem, lam, omega, samples, rates, T, estimate)
+    return lam_first(problem, lam, omega, draws, rates, inner_steps, estimate)
 
 
 def ns(
-    problem: Plain, lam: Array, omega: Array, samples: list[Draw], rates: Rates, *, T: int, K: int, step: float
+    problem: Plain,
+    lam: Array,
+    omega: Array,
+    draws: list[Draw],
+    rates: Rates,
+    *,
+    inner_steps: int,
+    num_terms: int,
+    adjoint_lr: float,
 ) -> Path:
     def estimate(lam: Array, states: list[Array], tau: float, xi: Draw) -> Array:
-        return with_neumann(problem, lam, states[-1], xi, K - 1, step)
+        return with_neumann(problem, lam, states[-1], xi, num_terms - 1, adjoint_lr)
 
-    return lam_first(problem, lam, omega, samples, rates, T, estimate)
+    return lam_first(problem, lam, omega, draws, rates, inner_steps, estimate)
 
 
-def cg(problem: Plain, lam: Array, omega: Array, samples: list[Draw], rates: Rates, *, T: int, K: int) -> Path:
+def cg(
+    problem: Plain, lam: Array, omega: Array, draws: list[Draw], rates: Rates, *, inner_steps: int, hvp_steps: int
+) -> Path:
     def estimate(lam: Array, states: list[Array], tau: float, xi: Draw) -> Array:
         right = problem.outer_omega(lam, states[-1], xi.outer_omega)
-        v = conjugate_gradient(problem, lam, states[-1], right, xi.hvp, K)
+        v = conjugate_gradient(problem, lam, states[-1], right, xi.hvp, hvp_steps)
         return readout(problem, lam, states[-1], v, xi)
 
-    return lam_first(problem, lam, omega, samples, rates, T, estimate)
+    return lam_first(problem, lam, omega, draws, rates, inner_steps, estimate)
 
 
 ALL: dict[str, Callable[..., Path]] = {
@@ -1233,6 +1307,7 @@ ALL: dict[str, Callable[..., Path]] = {
     "svrb": svrb,
     "stable": stable,
     "soba": soba,
+    "one_step": one_step,
     "ma_soba": ma_soba,
     "saba": saba,
     "srba": srba,

@@ -5,16 +5,24 @@ from pathlib import Path
 
 import pytest
 import torch
-from rows import PLAIN, ROWS
+from rows import make, row_of
 
-from fsla import Sample, algorithms
-from fsla.problems._nest import tensors
+from fsla import StepBatches, algorithms
+from fsla._state_tree import tensors_of
 from fsla_reproduction.problems import Quadratic
 
 DOCS = Path(__file__).parent.parent.parent / "docs" / "algorithms"
-COLUMNS = {"∂_ω G": ("grad",), "∂_λ G": ("forward",), "∂_ω F": ("d_omega",), "∂_λ F": ("d_lam",), "H v": ("hvp",)}
-COLUMNS["J v"] = ("cross", "cross_t")
+COLUMNS = {
+    "∂_ω G": ("grad",),
+    "∂_λ G": ("forward",),
+    "∂_ω F": ("outer_grad_omega",),
+    "∂_λ F": ("outer_grad_lam",),
+    "H v": ("hvp",),
+    "J v": ("mixed_hvp", "mixed_hvp_transpose"),
+}
 VARIES = ("grows", "varies", "≤")
+SYMBOLS = {"inner_steps": "T", "hvp_steps": "Q", "num_terms": "K", "unroll_length": "R"}
+"""How the table writes the arguments."""
 
 
 def table():
@@ -48,28 +56,30 @@ def test_a_cell_is_read():
 
 
 def test_the_table_has_every_algorithm():
-    assert TABLE.keys() == algorithms.ALL.keys()
+    assert TABLE.keys() == set(algorithms.list_algorithms())
 
 
 @pytest.mark.parametrize("name", TABLE)
 def test_a_row_says_what_is_measured(name):
     cells = TABLE[name]
-    row = ROWS[name]
+    row = row_of(name)
     p, n = 2, 3  # those of the problem on which the counts are tested
-    sizes = {key: value for key, value in row.options.items() if isinstance(value, int | float)} | {"p": p, "n": n}
+    arguments = {key: value for key, value in row.options.items() if isinstance(value, int | float)}
+    sizes = {SYMBOLS.get(key, key): value for key, value in arguments.items()} | {"p": p, "n": n}
     for title, kinds in COLUMNS.items():
         if row.counts and not cells[title].startswith(VARIES):
             assert number(cells[title], sizes) == sum(row.counts.get(kind, 0) for kind in kinds), title
     assert cells["H v"].endswith("*") == cells["J v"].endswith("*") == ("joint" in row.counts)
-    solver = algorithms.ALL[name](PLAIN, **row.options)
-    assert cells["captured"] == ("yes" if solver.capturable else "no")
+    algorithm = make(name)
+    assert cells["captured"] == ("yes" if algorithm.capturable else "no")
     assert cells["seed"] == ("yes" if row.draws else "")
     page = (DOCS / f"{cells['page']}.md").read_text(encoding="utf-8")
     assert f"{{ #{name} }}" in page
     q = Quadratic.random(p, n, kappa=3.0)
     at = q.point(torch.full((p,), 0.3, dtype=torch.float64), torch.full((n,), 0.1, dtype=torch.float64))
-    state = solver.init(q, at, Sample.full(None, None, seed=0))
+    batches = [StepBatches.shared(None, None, seed=k) for k in range(2)]
+    state = algorithm.init(q, at, batches[0])
     for k in range(2):
-        state = solver.step(q, state, Sample.full(None, None, seed=k))
-    held = {t.data_ptr(): t.numel() for t in tensors(state)}
+        state = algorithm.step(q, state, batches[k])
+    held = {t.data_ptr(): t.numel() for t in tensors_of(state)}
     assert sum(held.values()) - n - p == number(cells["kept"], sizes)

@@ -2,12 +2,16 @@
 
 `python tests/golden/trajectories.py` writes `trajectories.safetensors` beside this file. The losses use torch alone, so
 that the file says nothing about how the library asks for derivatives. `test_golden.py` compares a fresh run with it.
+
+Two kinds of runs are younger than the others: those of `one_step`, and those of SOBA and MA-SOBA on a module with
+automatic steps, where λ's step is as long as ψ allows when a step begins, and no longer as ψ allows at its end, which
+differs at one step in 25.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
 
@@ -16,8 +20,9 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 import fsla
-from fsla import Batches, Numbered, Problem, Sample, algorithms
-from fsla.problems import Point
+from fsla import Batch, BatchSpec, Point, Problem, StepBatches, algorithms
+from fsla.algorithms._first_order import F2saState
+from fsla.algorithms._penalty import PenaltyState
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "conformance"))
 
@@ -27,7 +32,8 @@ FILE = Path(__file__).with_suffix(".safetensors")
 F64 = torch.float64
 RATES = fsla.steps.Schedule(0.1, 0.2, 0.15, 0.7, power=0.3)
 STEPS = 8
-PRODUCTS = ("exact", "difference")
+PRODUCTS = {"exact": "reverse_over_reverse", "difference": "finite_difference"}
+"""How products are computed, by the name of it in the file."""
 MODULE_STEPS = 60
 MODULE_EVERY = 5
 """The module's variables are recorded at every fifth step."""
@@ -35,7 +41,7 @@ MODULE_RUNS = {
     "fsla": (fsla.FSLA, {}),
     "fsla_average": (fsla.FSLA, {"momentum": "average"}),
     "fsla_storm": (fsla.FSLA, {"momentum": "storm"}),
-    "fsla_new": (fsla.FSLA, {"v_at": "new"}),
+    "fsla_new": (fsla.FSLA, {"adjoint_at": "new_params"}),
     "soba": (fsla.SOBA, {}),
     "masoba": (fsla.MASOBA, {}),
 }
@@ -85,35 +91,42 @@ def start() -> Point:
     return Point({"weight": torch.tensor([0.1, 0.2], dtype=F64), "ridge": torch.tensor(0.3, dtype=F64)}, omega)
 
 
-def samples(name: str, needs: tuple[int, ...]) -> Iterator[Sample]:
+def draws(name: str, spec: BatchSpec) -> Iterator[StepBatches]:
     """Yield five batches a step, each of its own; SABA draws from four numbered ones."""
     for k in range(STEPS + 1):
-        slots = [Batches(batch(k, slot, j) for j in range(max(count, 1))) for slot, count in enumerate(needs)]
-        parts = [several if len(several) > 1 else several[0] for several in slots]
+        slots = [tuple(batch(k, slot, j) for j in range(max(count, 1))) for slot, count in enumerate(spec)]
         if name == "saba":
-            parts[:2] = [Numbered((k + slot) % 4, batch(100 + (k + slot) % 4, slot)) for slot in range(2)]
-        yield Sample(*parts, seed=k)
+            numbers = [(k + slot) % 4 for slot in range(2)]
+            slots[:2] = [(Batch(batch(100 + i, slot), number=i),) for slot, i in enumerate(numbers)]
+        yield StepBatches.of(*slots, seed=k)
 
 
 def run_functional(name: str, products: str) -> dict[str, Tensor]:
-    """Return λ, ω, d and, where the algorithm carries a tree of ω's form, v: one row a step."""
+    """Return λ, ω, d and, where the algorithm carries a tree of ω's form, that tree as v: one row a step."""
     options = ROWS[name].options | ({"inner_batches": 4, "outer_batches": 4} if name == "saba" else {})
-    algorithm = algorithms.ALL[name](RATES, **options)
-    problem = Problem(inner_loss, outer_loss, mode=products)
-    drawn = samples(name, algorithm.needs)
+    algorithm = algorithms.get_algorithm(name)(RATES, **options)
+    problem = Problem(inner_loss, outer_loss, hvp_method=PRODUCTS[products])
+    drawn = draws(name, algorithm.batches)
     state = algorithm.init(problem, start(), next(drawn))
     states = [state]
-    for xi in drawn:
-        state = algorithm.step(problem, state, xi)
+    for batches in drawn:
+        state = algorithm.step(problem, state, batches)
         states.append(state)
     rows = {
-        "lam": [_flat(s.at.lam) for s in states],
-        "omega": [_flat(s.at.omega) for s in states],
-        "d": [_flat(s.d) for s in states],
+        "lam": [_flat(s.lam.value) for s in states],
+        "omega": [_flat(s.omega.value) for s in states],
+        "d": [_flat(s.direction) for s in states],
     }
-    if isinstance(state.memory, dict) and state.memory.keys() == state.at.omega.keys():
-        rows["v"] = [_flat(s.memory) for s in states]
+    if _carried(state):
+        rows["v"] = [_flat(_carried(s)) for s in states]
     return {key: torch.stack(values) for key, values in rows.items()}
+
+
+def _carried(state: algorithms.State) -> Mapping[str, Tensor]:
+    """v, or what stands in its place: the multiplier of the penalty method, and the second inner variable of F2SA."""
+    if isinstance(state, PenaltyState):
+        return state.nu
+    return state.y.value if isinstance(state, F2saState) else state.v
 
 
 # --------------------------------------------------------------------------------------------------- a module in place
@@ -146,11 +159,11 @@ def run_module(name: str, optimizers: str, products: str) -> dict[str, Tensor]:
     weights = Weights()
     kind, options = MODULE_RUNS[name]
     losses = {"inner_loss": _module_inner_loss, "outer_loss": _module_outer_loss}
-    bilevel = kind(model, weights, **losses, products=products, **options, **OPTIMIZERS[optimizers])
+    bilevel = kind(model, weights, **losses, hvp_method=PRODUCTS[products], **options, **OPTIMIZERS[optimizers])
     rows: dict[str, list[Tensor]] = {"lam": [], "omega": [], "v": [], "d": []}
     for k in range(MODULE_STEPS):
-        fresh = (batch(k, 12), batch(k, 13)) if name == "fsla_storm" else None
-        bilevel.step(batch(k, 10), batch(k, 11), fresh=fresh, seed=k)
+        independent = (batch(k, 12), batch(k, 13)) if name == "fsla_storm" else None
+        bilevel.step(batch(k, 10), batch(k, 11), independent_batches=independent, seed=k)
         if (k + 1) % MODULE_EVERY == 0:
             rows["lam"].append(_flat(dict(weights.named_parameters())))
             rows["omega"].append(_flat(dict(model.named_parameters())))
@@ -159,7 +172,7 @@ def run_module(name: str, optimizers: str, products: str) -> dict[str, Tensor]:
     return {key: torch.stack(values) for key, values in rows.items()}
 
 
-def _flat(tree: dict[str, Tensor]) -> Tensor:
+def _flat(tree: Mapping[str, Tensor]) -> Tensor:
     return torch.cat([t.detach().flatten() for t in tree.values()])
 
 

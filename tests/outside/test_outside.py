@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +21,10 @@ from small_problem import BATCH, INNER_ROWS, LAM, OMEGA, OUTER_ROWS, TARGET, bat
 from torch import Tensor
 
 import fsla
-from fsla import Point, Problem, Sample
+from fsla import Batch, Point, Problem, StepBatches, algorithms
 from fsla._tree import Tree, axpy, zeros_like
 from fsla.hypergradients import RandomNeumann
-from fsla.problems import Batches, Numbered
-from fsla.steps import STORM, Rates, Schedule
+from fsla.steps import STORM, Position, Rates, Schedule, Scheduled, StepContext
 
 RECORDED = json.loads(Path(__file__).with_name("recorded.json").read_text())
 THEIRS = RECORDED["benchmark_bilevel"]
@@ -112,8 +112,8 @@ class Draws:
     def outer(self) -> Tree:
         return OUTER_BATCHES[self.outer_number()]
 
-    def inners(self, count: int, unread: int = 0) -> Batches:
-        return Batches([self.inner() for _ in range(count)] + unread * [INNER])
+    def inners(self, count: int, unread: int = 0) -> list[Tree]:
+        return [self.inner() for _ in range(count)] + unread * [INNER]
 
 
 def seed_of(length: int, terms: int) -> int:
@@ -121,8 +121,23 @@ def seed_of(length: int, terms: int) -> int:
     return next(seed for seed in range(1000) if RandomNeumann(terms, 1.0).drawn(seed).length == length)
 
 
-def made(name: str, rates: Callable[[int], Rates], **options: Any) -> Any:
-    return fsla.algorithms.ALL[name](rates, **options)
+@dataclass(frozen=True)
+class OfStep(Scheduled):
+    """Step sizes by a function of k."""
+
+    sizes: Callable[[int], Rates]
+
+    def rates(self, k: int, state: None = None) -> Rates:
+        return self.sizes(k)
+
+
+def made(name: str, step_sizes: Scheduled, **options: Any) -> Any:
+    return algorithms.get_algorithm(name)(step_sizes, **options)
+
+
+def asked(algorithm: Any, batches: StepBatches) -> StepContext:
+    """What the algorithm's first step may ask on these batches."""
+    return algorithm.context(PROBLEM, 0, None, batches)
 
 
 def steps_of(name: str, alpha: float = 0.0, tau: float = 0.0, beta: float = 0.0, eta: float = 0.0) -> Schedule:
@@ -132,12 +147,12 @@ def steps_of(name: str, alpha: float = 0.0, tau: float = 0.0, beta: float = 0.0,
     return Schedule(size / run["outer_ratio"], size, size, run.get("eta", 1.0), (alpha, tau, beta, eta))
 
 
-def trajectory(solver: Any, sample: Callable[[int], Sample], state: Any = None) -> list[Any]:
+def trajectory(algorithm: Any, draw: Callable[[int], StepBatches], state: Any = None) -> list[Any]:
     """The states after 0, 1, … steps."""
-    first = sample(0)
-    states = [solver.init(PROBLEM, START, first) if state is None else state]
+    first = draw(0)
+    states = [algorithm.init(PROBLEM, START, first) if state is None else state]
     for k in range(STEPS):
-        states.append(solver.step(PROBLEM, states[-1], first if k == 0 else sample(k)))
+        states.append(algorithm.step(PROBLEM, states[-1], first if k == 0 else draw(k)))
     return states
 
 
@@ -145,61 +160,61 @@ def agree(states: list[Any], name: str, *, sign_of_v: int | None = None) -> None
     """Every λ, and the last ω and v, are the recorded ones. benchmark_bilevel's SOBA and its kin keep -v."""
     run = THEIRS[name]
     for state, lam in zip(states, run["lam"], strict=True):
-        close(state.at.lam["lam"], lam)
-    close(states[-1].at.omega["omega"], run["omega"])
+        close(state.lam.value["lam"], lam)
+    close(states[-1].omega.value["omega"], run["omega"])
     if sign_of_v is not None:
-        close(sign_of_v * states[-1].memory["omega"], run["v"])
+        close(sign_of_v * states[-1].v["omega"], run["v"])
 
 
 @pytest.mark.parametrize("name", ["soba", "ma_soba"])
 def test_soba(name):
     """benchmark_bilevel has no MA-SOBA: ω, v and the direction of λ are its SOBA's, the average is of `record.py`."""
     draws = Draws()
-    solver = made(name, steps_of(name, 0.5, 0.5, 0.5))
-    agree(trajectory(solver, lambda k: Sample.full(draws.inner(), draws.outer())), name, sign_of_v=-1)
+    algorithm = made(name, steps_of(name, 0.5, 0.5, 0.5))
+    agree(trajectory(algorithm, lambda k: StepBatches.shared(draws.inner(), draws.outer())), name, sign_of_v=-1)
 
 
 def test_saba():
     draws = Draws()
 
-    def sample(k: int) -> Sample:
+    def draw(k: int) -> StepBatches:
         i, j = draws.inner_number(), draws.outer_number()
-        return Sample.full(Numbered(i, INNER_BATCHES[i]), Numbered(j, OUTER_BATCHES[j]))
+        return StepBatches.shared(Batch(INNER_BATCHES[i], number=i), Batch(OUTER_BATCHES[j], number=j))
 
     sizes = {"inner_batches": len(INNER_BATCHES), "outer_batches": len(OUTER_BATCHES)}
-    agree(trajectory(made("saba", steps_of("saba"), **sizes), sample), "saba", sign_of_v=-1)
+    agree(trajectory(made("saba", steps_of("saba"), **sizes), draw), "saba", sign_of_v=-1)
 
 
 def test_srba():
     draws, period = Draws(), int(THEIRS["srba"]["period_frac"] * (INNER_ROWS + OUTER_ROWS) / BATCH)
 
-    def sample(k: int) -> Sample:
-        return Sample.full(INNER, OUTER) if k % period == 0 else Sample.full(draws.inner(), draws.outer())
+    def draw(k: int) -> StepBatches:
+        return StepBatches.shared(INNER, OUTER) if k % period == 0 else StepBatches.shared(draws.inner(), draws.outer())
 
     assert 1 < period < STEPS
-    agree(trajectory(made("srba", steps_of("srba"), period=period), sample), "srba", sign_of_v=-1)
+    agree(trajectory(made("srba", steps_of("srba"), refresh_period=period), draw), "srba", sign_of_v=-1)
 
 
 def test_amigo():
     draws, count = Draws(), THEIRS["amigo"]["n_inner_steps"]
 
-    def sample(k: int) -> Sample:
+    def draw(k: int) -> StepBatches:
         inner, outer, products = draws.inners(count), draws.outer(), draws.inners(count)
-        return Sample(inner, outer, products, outer, draws.inner())
+        return StepBatches.of(inner, (outer,), products, (outer,), (draws.inner(),))
 
-    agree(trajectory(made("amigo", steps_of("amigo"), T=count, Q=count), sample), "amigo", sign_of_v=1)
+    agree(trajectory(made("amigo", steps_of("amigo"), inner_steps=count, hvp_steps=count), draw), "amigo", sign_of_v=1)
 
 
 def test_stocbio():
     draws, run = Draws(), THEIRS["stocbio"]
     steps, products = run["n_inner_steps"], run["n_shia_steps"]
 
-    def sample(k: int) -> Sample:
+    def draw(k: int) -> StepBatches:
         inner, outer, hvp = draws.inners(steps), draws.outer(), draws.inners(products)
-        return Sample(inner, outer, hvp, outer, draws.inner())
+        return StepBatches.of(inner, (outer,), hvp, (outer,), (draws.inner(),))
 
-    solver = made("stocbio", steps_of("stocbio"), T=steps, Q=products, step=run["step_size"])
-    agree(trajectory(solver, sample), "stocbio")
+    algorithm = made("stocbio", steps_of("stocbio"), inner_steps=steps, hvp_steps=products, adjoint_lr=run["step_size"])
+    agree(trajectory(algorithm, draw), "stocbio")
 
 
 def test_ttsa():
@@ -207,13 +222,13 @@ def test_ttsa():
     draws, run = Draws(), THEIRS["ttsa"]
     terms = run["n_hia_steps"]
 
-    def sample(k: int) -> Sample:
+    def draw(k: int) -> StepBatches:
         length = run["lengths"][k]
         inner, outer, hvp = draws.inner(), draws.outer(), draws.inners(length, unread=terms - 1 - length)
-        return Sample(inner, outer, hvp, outer, inner, seed_of(length, terms))
+        return StepBatches.of((inner,), (outer,), hvp, (outer,), (inner,), seed=seed_of(length, terms))
 
-    solver = made("ttsa", steps_of("ttsa", alpha=0.6, tau=0.4), Q=terms, step=run["step_size"])
-    agree(trajectory(solver, sample), "ttsa")
+    algorithm = made("ttsa", steps_of("ttsa", alpha=0.6, tau=0.4), num_terms=terms, adjoint_lr=run["step_size"])
+    agree(trajectory(algorithm, draw), "ttsa")
 
 
 @pytest.mark.parametrize("name", ["bsa", "bsa full"])
@@ -224,29 +239,29 @@ def test_bsa(name):
     terms, size, full = run["n_hia_steps"], run["step_size"], name == "bsa full"
     lengths = [*run["lengths"], 0]
 
-    def read(k: int) -> dict[str, Any]:
-        """What the hypergradient reads."""
+    def draw(k: int, inner: Tree = INNER) -> StepBatches:
+        """The batches of a step: the hypergradient's are those of its number."""
         length = lengths[k]
-        outer = OUTER if full else draws.outer()
-        hvp = INNER if full else draws.inners(length, unread=terms - 1 - length)
-        cross = INNER if full else draws.inner()
-        seed = seed_of(length, terms)
-        return {"outer_omega": outer, "hvp": hvp, "outer_lam": outer, "cross": cross, "seed": seed}
+        outer = (OUTER if full else draws.outer(),)
+        hvp = [INNER] if full else draws.inners(length, unread=terms - 1 - length)
+        mixed_hvp = (INNER if full else draws.inner(),)
+        return StepBatches.of((inner,), outer, hvp, outer, mixed_hvp, seed=seed_of(length, terms))
 
     def rates(k: int) -> Rates:
         return Rates(size / run["outer_ratio"] / (k + 2) ** 0.5, size / (k + 1) ** 0.5, 0.0, 1.0)
 
-    solver = made("bsa", rates, T=run["n_inner_steps"], growth=0.0, Q=terms, step=size)
-    first = Sample(inner=INNER, **read(0))
-    h = solver.estimator.gradient(PROBLEM, START, None, first)
-    state = solver.init(PROBLEM, Point(axpy(-size / run["outer_ratio"], h, START.lam), START.omega), first)
+    options = {"inner_steps": run["n_inner_steps"], "num_terms": terms, "adjoint_lr": size}
+    algorithm = made("bsa", OfStep(rates), growth=0.0, **options)
+    first = draw(0)
+    h = algorithm.estimator.gradient(asked(algorithm, first), Position(START, {}))
+    state = algorithm.init(PROBLEM, Point(axpy(-size / run["outer_ratio"], h, START.lam), START.omega), first)
     states = [state]
     for k in range(STEPS):
         inner = INNER if full else draws.inner()
-        states.append(solver.step(PROBLEM, states[-1], Sample(inner=inner, **read(k + 1))))
+        states.append(algorithm.step(PROBLEM, states[-1], draw(k + 1, inner)))
     for state, lam in zip(states, run["lam"][1:], strict=False):
-        close(state.at.lam["lam"], lam)
-    close(states[-1].at.omega["omega"], run["omega"])
+        close(state.lam.value["lam"], lam)
+    close(states[-1].omega.value["omega"], run["omega"])
 
 
 @pytest.mark.parametrize("name", ["sustain", "mrbo"])
@@ -256,16 +271,18 @@ def test_storm_on_both(name):
     draws, run = Draws(), THEIRS[name]
     count = run["n_hia_steps"] if name == "sustain" else run["n_shia_steps"]
 
-    def sample(k: int) -> Sample:
-        inner, outer = draws.inner(), draws.outer()
+    def draw(k: int) -> StepBatches:
+        inner, outer = (draws.inner(),), (draws.outer(),)
         if name == "mrbo":
-            return Sample(inner, outer, draws.inners(count), outer, inner)
+            return StepBatches.of(inner, outer, draws.inners(count), outer, inner)
         length = run["lengths"][k]
-        return Sample(inner, outer, draws.inners(length, count - 1 - length), outer, inner, seed_of(length, count))
+        hvp = draws.inners(length, count - 1 - length)
+        return StepBatches.of(inner, outer, hvp, outer, inner, seed=seed_of(length, count))
 
     assert run["eta"] == 1.0
-    solver = made(name, steps_of(name, 1 / 3, 1 / 3, 0.0, 2 / 3), Q=count, step=run["step_size"])
-    agree(trajectory(solver, sample), name)
+    terms = {"num_terms" if name == "sustain" else "hvp_steps": count}
+    algorithm = made(name, steps_of(name, 1 / 3, 1 / 3, 0.0, 2 / 3), adjoint_lr=run["step_size"], **terms)
+    agree(trajectory(algorithm, draw), name)
 
 
 def test_f2sa():
@@ -273,20 +290,20 @@ def test_f2sa():
     fast. With the multiplier put back after each step, the two steps on ω and that on λ are ours; without, only the
     first step is."""
     run = THEIRS["f2sa"]
-    solver = made("f2sa", steps_of("f2sa", 4 / 7, 4 / 7, 5 / 7), T=run["n_inner_steps"])
-    states = trajectory(solver, lambda k: Sample.full(INNER, OUTER))
+    algorithm = made("f2sa", steps_of("f2sa", 4 / 7, 4 / 7, 5 / 7), inner_steps=run["n_inner_steps"])
+    states = trajectory(algorithm, lambda k: StepBatches.shared(INNER, OUTER))
     for state, lam in zip(states, run["lam"], strict=True):
-        close(state.at.lam["lam"], lam)
-    close(states[-1].at.omega["omega"], run["star"])
-    close(states[-1].memory["omega"], run["omega"])
+        close(state.lam.value["lam"], lam)
+    close(states[-1].omega.value["omega"], run["star"])
+    close(states[-1].y.value["omega"], run["omega"])
     as_it_is = torch.tensor(THEIRS["f2sa as it is"]["lam"], dtype=F64)
     close(as_it_is[1], run["lam"][1])
-    assert (as_it_is[-1] - states[-1].at.lam["lam"]).norm() > 1e-5
+    assert (as_it_is[-1] - states[-1].lam.value["lam"]).norm() > 1e-5
 
 
 def test_bome():
-    solver = made("bome", steps_of("bome"), T=THEIRS["bome"]["n_inner_steps"])
-    agree(trajectory(solver, lambda k: Sample.full(INNER, OUTER)), "bome")
+    algorithm = made("bome", steps_of("bome"), inner_steps=THEIRS["bome"]["n_inner_steps"])
+    agree(trajectory(algorithm, lambda k: StepBatches.shared(INNER, OUTER)), "bome")
 
 
 def test_vrbo():
@@ -297,26 +314,28 @@ def test_vrbo():
     inner = [INNER]
     for _ in range(count):
         inner.append(draws.inners(1 + products)[0])  # the others are those of the series, which moves λ no more
-    xi = Sample.full(INNER, OUTER)._replace(inner=Batches(inner))
-    solver = made("vrbo", steps_of("vrbo"), m=count - 1, Q=products, step=size, period=3)
-    first = solver.init(PROBLEM, START, xi)
-    ours = solver.step(PROBLEM, first, xi)
-    close(ours.at.lam["lam"], run["lam"][1])
-    after = Point(ours.at.lam, START.omega)
-    between = first._replace(at=after, memory=after)
-    theirs = solver.move(PROBLEM, between, xi, Rates(0.0, size, 0.0, 0.0))
-    close(theirs.at.omega["omega"], run["omega"])
-    assert (theirs.at.omega["omega"] - ours.at.omega["omega"]).norm() > 1e-3
+    batches = StepBatches.of(inner, (OUTER,), (INNER,), (OUTER,), (INNER,))
+    options = {"inner_steps": count - 1, "hvp_steps": products, "adjoint_lr": size, "refresh_period": 3}
+    algorithm = made("vrbo", steps_of("vrbo"), **options)
+    first = algorithm.init(PROBLEM, START, batches)
+    ours = algorithm.step(PROBLEM, first, batches)
+    close(ours.lam.value["lam"], run["lam"][1])
+    after = Point(ours.lam.value, START.omega)
+    between = replace(first, lam=ours.lam, before=Position(after, {}))
+    still = algorithm.context(PROBLEM, 0, None, batches, rates=Rates(0.0, size, 0.0, 0.0))
+    theirs = algorithm.move(between, still)
+    close(theirs.omega.value["omega"], run["omega"])
+    assert (theirs.omega.value["omega"] - ours.omega.value["omega"]).norm() > 1e-3
 
 
-def fsla_samples() -> Callable[[int], Sample]:
+def fsla_draws() -> Callable[[int], StepBatches]:
     draws = Draws()
 
-    def sample(k: int) -> Sample:
-        inner, products = draws.inner(), draws.inner()
-        return Sample(inner, draws.outer(), products, draws.outer(), draws.inner())
+    def draw(k: int) -> StepBatches:
+        inner, products = (draws.inner(),), (draws.inner(),)
+        return StepBatches.of(inner, (draws.outer(),), products, (draws.outer(),), (draws.inner(),))
 
-    return sample
+    return draw
 
 
 def their_fsla(name: str) -> tuple[Any, Callable[[int], Rates]]:
@@ -328,50 +347,51 @@ def their_fsla(name: str) -> tuple[Any, Callable[[int], Rates]]:
         now = size / (k + 1) ** 0.5
         return Rates(size / ratio / max(k, 1) ** 0.5, now, now, now)
 
-    return fsla.algorithms.fsla(rates, v_at="new"), rates
+    return algorithms.fsla(OfStep(rates), adjoint_at="new_params"), rates
 
 
 def agree_one_ahead(states: list[Any], rates: Callable[[int], Rates], name: str) -> None:
     run = THEIRS[name]
     for state, lam in zip(states[1:], run["lam"], strict=False):
-        close(state.at.lam["lam"], lam)
+        close(state.lam.value["lam"], lam)
     last = states[-1]
-    close(axpy(-rates(STEPS).alpha, last.d, last.at.lam)["lam"], run["lam"][-1])
-    close(last.at.omega["omega"], run["omega"])
-    close(last.memory["omega"], run["v"])
+    close(axpy(-rates(STEPS).outer_lr, last.direction, last.lam.value)["lam"], run["lam"][-1])
+    close(last.omega.value["omega"], run["omega"])
+    close(last.v["omega"], run["v"])
 
 
 def test_fsla_from_zero():
     """Theirs starts d and the previous λ at 0. From λ = 0 the second is no error, and the first is a state to set."""
     name = "fsla from zero"
-    solver, rates = their_fsla(name)
-    sample = fsla_samples()
+    algorithm, rates = their_fsla(name)
+    draw = fsla_draws()
     at = Point(zeros_like(START.lam), START.omega)
-    state = solver.init(PROBLEM, at, Sample.full(INNER, OUTER))
-    states = trajectory(solver, sample, state._replace(d=zeros_like(at.lam)))
+    state = algorithm.init(PROBLEM, at, StepBatches.shared(INNER, OUTER))
+    states = trajectory(algorithm, draw, replace(state, direction=zeros_like(at.lam)))
     agree_one_ahead(states, rates, name)
 
 
 def test_fsla_whose_previous_point_is_not_one():
     """From another λ, their first correction looks back to λ = 0, where the run never was. With that one direction put
     in by hand, all that follows agrees; without it nothing does."""
-    solver, rates = their_fsla("fsla")
-    sample = fsla_samples()
-    first = sample(0)
-    before = solver.init(PROBLEM, START, first)._replace(d=zeros_like(START.lam))
-    ours = solver.step(PROBLEM, before, first)
+    algorithm, rates = their_fsla("fsla")
+    draw = fsla_draws()
+    first = draw(0)
+    before = replace(algorithm.init(PROBLEM, START, first), direction=zeros_like(START.lam))
+    ours = algorithm.step(PROBLEM, before, first)
     nowhere = Point(zeros_like(START.lam), START.omega)
 
-    def gradient(at: Point, v: Tree) -> Any:
-        return solver.estimator.gradient(PROBLEM, at, v, first)
-
-    d = STORM()(gradient, (ours.at, ours.memory), (nowhere, before.memory), before.d, rates(0).eta)
-    theirs = ours._replace(d=d)
+    step = asked(algorithm, first)
+    new, old = (
+        algorithm.estimator.gradient(step, position) for position in (ours.position, Position(nowhere, before.v))
+    )
+    d = STORM()(new, old, before.direction, rates(0).new_grad_weight)
+    theirs = replace(ours, direction=d)
     states = [before, theirs]
     for k in range(1, STEPS):
-        states.append(solver.step(PROBLEM, states[-1], sample(k)))
+        states.append(algorithm.step(PROBLEM, states[-1], draw(k)))
     agree_one_ahead(states, rates, "fsla")
-    assert (d["lam"] - ours.d["lam"]).norm() > 0.2 * d["lam"].norm()
+    assert (d["lam"] - ours.direction["lam"]).norm() > 0.2 * d["lam"].norm()
 
 
 def test_every_recorded_run_is_read():
@@ -386,19 +406,19 @@ INNER_RATE = 0.5
 
 def after_one_step() -> Point:
     """Where the implicit methods are asked."""
-    return Point(START.lam, axpy(-INNER_RATE, PROBLEM.inner_at(START, INNER).grad, START.omega))
+    return Point(START.lam, axpy(-INNER_RATE, PROBLEM.inner_at(START, Batch(INNER)).grad_omega, START.omega))
 
 
 def our_hypergradient(label: str) -> tuple[Tree, Tree]:
     """Our hypergradient by the method of a label, and the ω at which it is taken."""
     _, method, count = label.split()
     if method == "unrolled":
-        found = fsla.hypergradient(PROBLEM, START, INNER, OUTER, "unrolled", steps=int(count), beta=INNER_RATE)
+        found = fsla.hypergradient(PROBLEM, START, INNER, OUTER, "unrolled", num_steps=int(count), step_size=INNER_RATE)
         return found.value, found.omega
     at = after_one_step()
     steps = int(count) + (method == "neumann")  # theirs counts products: a series of K products has K + 1 terms
-    beta = INNER_RATE if method == "neumann" else None
-    return fsla.hypergradient(PROBLEM, at, INNER, OUTER, method, steps=steps, beta=beta).value, at.omega
+    step_size = INNER_RATE if method == "neumann" else None
+    return fsla.hypergradient(PROBLEM, at, INNER, OUTER, method, num_steps=steps, step_size=step_size).value, at.omega
 
 
 RIGHT = [label for label in GRADIENTS if label not in ("betty cg 3", "betty darts 1")]
@@ -427,11 +447,11 @@ def test_the_conjugate_gradients_of_betty():
     """The recorded version takes the old residual for the new direction. One step is right (see above); three of them,
     which must solve a system of three unknowns, do not: ours and TorchOpt's do."""
     at = after_one_step()
-    inner, outer = PROBLEM.inner_at(at, INNER), PROBLEM.outer_at(at, OUTER)
+    inner, outer = PROBLEM.inner_at(at, Batch(INNER)), PROBLEM.outer_at(at, Batch(OUTER))
     h = torch.stack([inner.hvp({"omega": e})["omega"] for e in torch.eye(3, dtype=F64)])
-    v = cg_with_the_old_residual(h, outer.d_omega["omega"], 3)
+    v = cg_with_the_old_residual(h, outer.grad_omega["omega"], 3)
     theirs = GRADIENTS["betty cg 3"]
-    close(outer.d_lam["lam"] - inner.cross({"omega": v})["lam"], theirs["hypergradient"])
+    close(outer.grad_lam["lam"] - inner.mixed_hvp({"omega": v})["lam"], theirs["hypergradient"])
     close(at.omega["omega"], theirs["omega"])
 
     exact = fsla.hypergradient(PROBLEM, at, INNER, OUTER, "implicit").value["lam"]
@@ -444,8 +464,8 @@ def test_the_one_difference_of_betty():
     """The identity in the place of H⁻¹, and J p by a difference of two gradients in λ. The recorded version leaves ω at
     the second of the two points."""
     at = after_one_step()
-    outer = PROBLEM.outer_at(at, OUTER)
-    p = outer.d_omega
+    outer = PROBLEM.outer_at(at, Batch(OUTER))
+    p = outer.grad_omega
     width = 0.01 / p["omega"].norm()
 
     def by_lam(omega: Tree) -> Tensor:
@@ -454,7 +474,7 @@ def test_the_one_difference_of_betty():
 
     plus, minus = axpy(width, p, at.omega), axpy(-width, p, at.omega)
     theirs = GRADIENTS["betty darts 1"]
-    close(outer.d_lam["lam"] - (by_lam(plus) - by_lam(minus)) / (2 * width), theirs["hypergradient"])
+    close(outer.grad_lam["lam"] - (by_lam(plus) - by_lam(minus)) / (2 * width), theirs["hypergradient"])
     close(minus["omega"], theirs["omega"])
-    identity = outer.d_lam["lam"] - PROBLEM.inner_at(at, INNER).cross(p)["lam"]
+    identity = outer.grad_lam["lam"] - PROBLEM.inner_at(at, Batch(INNER)).mixed_hvp(p)["lam"]
     close(identity, theirs["hypergradient"], tolerance=1e-6)

@@ -23,7 +23,8 @@ import torch
 from torch import Tensor, nn
 
 from fsla._checks import whole_number
-from fsla.steps import Curvature
+from fsla.problems import Batch
+from fsla.steps import Automatic
 from fsla.train import FSLA, DivergenceError, RollbackWarning
 from fsla_benchmarks.automatic.tasks import Task, tasks
 from fsla_reproduction.folder import Folder, Record
@@ -77,7 +78,7 @@ def _compare(spec: AutomaticSpec, name: str, tell: Tell) -> list[Record]:
 def _automatic(spec: AutomaticSpec, task: Task) -> tuple[float | None, int]:
     inner, outer = task.losses()
     model, modules = task.build()
-    opt = FSLA(model, modules, inner_loss=inner, outer_loss=outer, products="exact")
+    opt = FSLA(model, modules, inner_loss=inner, outer_loss=outer, hvp_method="autograd")
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always", RollbackWarning)
         f = _taken(spec, task, opt, model, modules, lambda k: None)
@@ -89,7 +90,7 @@ def _constants(spec: AutomaticSpec, task: Task, alpha: float, tau: float, beta: 
     model, modules = task.build()
     rates = {"outer_optimizer": alpha, "inner_optimizer": tau, "adjoint_optimizer": beta}
     makers: dict[str, Any] = {name: partial(torch.optim.SGD, lr=rate) for name, rate in rates.items()}
-    opt = FSLA(model, modules, inner_loss=inner, outer_loss=outer, products="exact", max_rollbacks=0, **makers)
+    opt = FSLA(model, modules, inner_loss=inner, outer_loss=outer, hvp_method="autograd", max_rollbacks=0, **makers)
 
     def fall(k: int) -> None:
         for name, rate in rates.items():
@@ -139,16 +140,18 @@ def _scales(spec: AutomaticSpec, task: Task) -> tuple[float, float]:
         modules,
         inner_loss=inner,
         outer_loss=outer,
-        products="exact",
+        hvp_method="autograd",
         outer_optimizer=partial(torch.optim.SGD, lr=0.0),
     )
     generator = torch.Generator().manual_seed(spec.seed)
-    curvature = Curvature(opt.problem.here.omega)
-    curvature.look(opt.problem.inner_at(opt.problem.here, task.inner).hvp, 30)
+    problem, start = opt.problem_at_point()
+    sizes = Automatic()
+    view = problem.inner_at(start, Batch(task.inner)).linearized()
+    curvature = float(sizes.measure(view, 30, sizes.init(start.omega)).curvature)
     for _ in range(300):
         opt.step(*task.draw(generator), seed=0)
     d = torch.cat([t.flatten() for t in opt.hypergradient.values()])
-    return curvature.size, max(float(d.square().mean().sqrt()), 1e-12)
+    return curvature, max(float(d.square().mean().sqrt()), 1e-12)
 
 
 def summarise(records: list[Record]) -> list[Record]:

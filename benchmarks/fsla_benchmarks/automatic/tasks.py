@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from fsla.train._module_views import ModelLoss
+from fsla.problems._module import ModuleLoss
 
 Batch = tuple[Tensor, ...]
 F64 = torch.float64
@@ -23,8 +23,8 @@ class Task:
 
     name: str
     build: Callable[[], tuple[nn.Module, Any]]
-    inner_loss: ModelLoss
-    outer_loss: ModelLoss
+    inner_loss: ModuleLoss
+    outer_loss: ModuleLoss
     inner: Batch
     outer: Batch
     batch: int | None = None
@@ -40,7 +40,7 @@ class Task:
         rows = torch.randint(len(data[0]), (self.batch,), generator=generator)
         return tuple(t[rows] for t in data)
 
-    def losses(self) -> tuple[ModelLoss, ModelLoss]:
+    def losses(self) -> tuple[ModuleLoss, ModuleLoss]:
         def inner(model: Any, outer: Any, batch: Batch) -> Tensor:
             return self.scale * self.inner_loss(model, outer, batch)
 

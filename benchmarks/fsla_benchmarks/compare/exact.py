@@ -10,13 +10,15 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from scipy.optimize import minimize
+from torch import Tensor
 
 from fsla._tree import Leaves, Tree, dense, flatten, sub, unflatten
 from fsla.hypergradients._linsolve import cg
-from fsla.problems import Oracles, Point
-from fsla.problems._batches import Batch
+from fsla.problems import Batch, Oracles, Point
 from fsla.problems._passes import Loss
 
+Data = tuple[Tensor, ...]
+"""A batch: tensors with a row for each sample."""
 _TIGHT: dict[str, Any] = {"maxcor": 20, "maxiter": 1000, "maxfun": 2000, "gtol": 1e-9, "ftol": 0.0}
 
 
@@ -29,7 +31,7 @@ class Found(NamedTuple):
     v: Tree
 
 
-def inner_minimum(inner_loss: Loss, at: Point, batch: Batch) -> Tree:
+def inner_minimum(inner_loss: Loss, at: Point, batch: Data) -> Tree:
     """ω_λ, by L-BFGS from at.omega."""
 
     def loss(x: np.ndarray[Any, Any]) -> tuple[float, np.ndarray[Any, Any]]:
@@ -43,18 +45,18 @@ def inner_minimum(inner_loss: Loss, at: Point, batch: Batch) -> Tree:
     return unflatten(torch.from_numpy(found.x), at.omega)
 
 
-def f_and_gradient(problem: Oracles, inner_loss: Loss, at: Point, inner: Batch, outer: Batch) -> Found:
+def f_and_gradient(problem: Oracles, inner_loss: Loss, at: Point, inner: Data, outer: Data) -> Found:
     """f and ∇f at λ; v = H⁻¹ ∂_ω F by conjugate gradients."""
     here = Point(at.lam, inner_minimum(inner_loss, at, inner))
-    view = problem.inner_at(here, inner).linearised()
-    above = problem.outer_at(here, outer)
-    v = cg(view.hvp, above.d_omega, steps=500, tol=1e-9, stop_early=True)
-    direction: Leaves = sub(above.d_lam, view.cross(v))
+    view = problem.inner_at(here, Batch(inner)).linearized()
+    above = problem.outer_at(here, Batch(outer))
+    v = cg(view.hvp, above.grad_omega, steps=500, tol=1e-9, stop_early=True)
+    direction: Leaves = sub(above.grad_lam, view.mixed_hvp(v))
     return Found(float(above.value), dense(direction), here.omega, v)
 
 
 def least(
-    problem: Oracles, inner_loss: Loss, start: Point, inner: Batch, outer: Batch, iterations: int
+    problem: Oracles, inner_loss: Loss, start: Point, inner: Data, outer: Data, iterations: int
 ) -> tuple[float, float]:
     """f at the start, and the least f of a search by L-BFGS on ∇f."""
     omega = start.omega

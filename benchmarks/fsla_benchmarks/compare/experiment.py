@@ -14,7 +14,7 @@ from functools import lru_cache, partial
 from pathlib import Path
 
 from fsla._checks import pick, whole_number
-from fsla_benchmarks.compare.methods import METHODS, Setting, known, label, settings
+from fsla_benchmarks.compare.methods import METHODS, RANGES, Setting, label, settings
 from fsla_benchmarks.compare.problems import DATA, PROBLEMS
 from fsla_benchmarks.compare.report import Results, summary_of
 from fsla_benchmarks.compare.runs import Stop
@@ -32,7 +32,7 @@ TUNING = 0
 """The seed of the search; those that are reported begin with 1."""
 MS_A_CALL = 0.5
 """Milliseconds that a call takes, for the estimate alone."""
-START: Setting = {"alpha": 1.0, "tau": 1.0, "beta": 1.0, "eta": 1.0, "power": 0.0}
+START: Setting = {**dict.fromkeys(RANGES, 1.0), "power": 0.0}
 """What methods are given whose steps find themselves."""
 
 
@@ -55,7 +55,7 @@ class CompareSpec:
             if getattr(self, name) is not None:
                 whole_number(getattr(self, name), name, "CompareSpec")
         for name in self.algorithms:
-            pick(name, known(), "algorithm")
+            pick(name, METHODS, "algorithm")
         for name in self.problems:
             pick(name, PROBLEMS, "problem")
 
@@ -162,7 +162,7 @@ def prepare(out: Path, spec: CompareSpec, data_dir: Path | None = None, workers:
                 raise
             skipped.append(f"The problem {name} is left out. {error}")
     folder = workers.open(out, "compare", replace(spec, algorithms=(), problems=()), prints)
-    return Plan(spec, folder, data_dir, tasks, spec.algorithms or tuple(known()), tuple(skipped))
+    return Plan(spec, folder, data_dir, tasks, spec.algorithms or tuple(METHODS), tuple(skipped))
 
 
 @lru_cache(maxsize=len(PROBLEMS))

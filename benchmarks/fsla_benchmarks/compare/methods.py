@@ -1,6 +1,6 @@
 """The methods of the comparison: how each is given batches, which of its rates are searched, and in what units.
 
-A new algorithm of `fsla.algorithms.ALL` is one row of METHODS. Options that a method's authors leave open are the
+A new algorithm of `fsla.algorithms` is one row of METHODS. Options that a method's authors leave open are the
 same for all: ten inner steps, ten products of a series.
 """
 
@@ -14,10 +14,8 @@ from typing import Any, Literal
 
 import torch
 
-from fsla import algorithms
-from fsla.algorithms import Algorithm
-from fsla.steps import Adaptive, Schedule
-from fsla.train import FSLA, SOBA, BilevelOptimizer
+from fsla.algorithms import Algorithm, get_algorithm
+from fsla.steps import Adaptive, Automatic, Schedule
 from fsla_benchmarks.compare.task import Task
 
 Samples = Literal["independent", "shared", "full", "numbered", "refreshed", "led"]
@@ -29,8 +27,9 @@ steps that do not know the size of the gradient, how far the variable moves, as 
 Setting = dict[str, Any]
 PERIOD = 10
 THIRD = (1 / 3, 1 / 3, 1 / 3, 2 / 3)
-"""The powers by which rates of methods with STORM fall in their papers: α, τ, β as a cube root, η as its square."""
-RANGES = {"alpha": (1e-3, 3.0), "tau": (0.03, 1.0), "beta": (0.03, 1.0), "eta": (0.03, 1.0)}
+"""The powers by which rates of methods with STORM fall in their papers: step sizes as a cube root, weights as its
+square."""
+RANGES = {"outer_lr": (1e-3, 3.0), "inner_lr": (0.03, 1.0), "adjoint_lr": (0.03, 1.0), "new_grad_weight": (0.03, 1.0)}
 """Between which multiples of its unit each rate is drawn, log-uniformly."""
 
 
@@ -41,15 +40,15 @@ class Method:
     samples: Samples
     rates: str = ""
     options: Mapping[str, Any] = field(default_factory=dict)
-    step: str = ""
-    """The option that is given the searched β: the step of a Neumann series."""
-    alpha: Unit = "slope"
-    tau: Unit = "curvature"
+    series: bool = False
+    """Whether the searched adjoint_lr is an option of the algorithm too: the step of a Neumann series."""
+    outer_unit: Unit = "slope"
+    inner_unit: Unit = "curvature"
     powers: tuple[float | tuple[float, ...], ...] = (0.0, 0.5)
     """Of these one is drawn, by which the rates fall."""
     ranges: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     seeded: bool = False
-    """Whether samples must have a seed, which draws the length of a series."""
+    """Whether steps must have a seed, which draws the length of a series."""
     again: bool = False
     """Whether products are taken on the batches of the inner steps."""
     of_task: Callable[[Task], Mapping[str, Any]] = lambda task: {}
@@ -57,8 +56,8 @@ class Method:
     most_n: float = math.inf
     most_p: float = math.inf
     """The most coordinates of ω, and of λ, that it can be asked to carry matrices for."""
-    automatic: type[BilevelOptimizer] | None = None
-    """A class of the front end with automatic steps, in the place of an algorithm."""
+    automatic: str = ""
+    """The algorithm that runs with automatic step sizes."""
 
     @property
     def searched(self) -> tuple[str, ...]:
@@ -68,69 +67,71 @@ class Method:
         return task.n <= self.most_n and task.p <= self.most_p
 
 
-ABT = "alpha beta tau"
-TEN = {"T": 10, "Q": 10}
-TEN_K = {"T": 10, "K": 10}
+OI = "outer_lr inner_lr"
+ALL = f"{OI} adjoint_lr"
+WEIGHT = "new_grad_weight"
+TEN = {"inner_steps": 10}
+PRODUCTS = {"hvp_steps": 10}
+TEN_TEN = {**TEN, **PRODUCTS}
+TERMS = {"num_terms": 10}
 METHODS: dict[str, Method] = {
-    "fsla_automatic": Method("shared", automatic=FSLA),
-    "soba_automatic": Method("shared", automatic=SOBA),
-    "fsla": Method("independent", f"{ABT} eta power"),
-    "single_loop": Method("full", ABT),
-    "amigo": Method("independent", f"{ABT} power", TEN),
-    "slip": Method("independent", f"{ABT} eta power", {"T0": 20}, alpha="length"),
-    "soba": Method("shared", f"{ABT} power"),
-    "ma_soba": Method("shared", f"{ABT} eta power"),
-    "saba": Method("numbered", ABT, of_task=lambda task: _tables(task)),
-    "srba": Method("refreshed", ABT, {"period": PERIOD}),
-    "fdehbo": Method("shared", f"{ABT} eta power", of_task=lambda task: _radius(task), powers=(0.0, THIRD)),
-    "hjfbio": Method("full", ABT, of_task=lambda task: _radius(task)),
+    "fsla_automatic": Method("shared", options={"momentum": "none"}, automatic="fsla"),
+    "soba_automatic": Method("shared", automatic="soba"),
+    "fsla": Method("independent", f"{ALL} {WEIGHT} power"),
+    "single_loop": Method("full", ALL),
+    "amigo": Method("independent", f"{ALL} power", TEN_TEN),
+    "slip": Method("independent", f"{ALL} {WEIGHT} power", {"warm_up_steps": 20}, outer_unit="length"),
+    "soba": Method("shared", f"{ALL} power"),
+    "ma_soba": Method("shared", f"{ALL} {WEIGHT} power"),
+    "saba": Method("numbered", ALL, of_task=lambda task: _tables(task)),
+    "srba": Method("refreshed", ALL, {"refresh_period": PERIOD}),
+    "fdehbo": Method("shared", f"{ALL} {WEIGHT} power", of_task=lambda task: _radius(task), powers=(0.0, THIRD)),
+    "hjfbio": Method("full", ALL, of_task=lambda task: _radius(task)),
+    "one_step": Method("shared", f"{ALL} power"),
     "s_tfbo": Method("shared"),
-    "bp": Method("independent", "alpha tau eta power", {"T": 10, "restart": False}, again=True),
-    "ns": Method("independent", f"{ABT} eta power", {"K": 10}, step="beta"),
-    "cg": Method("independent", "alpha tau eta power", {"K": 10}),
-    "itd_bio": Method("full", "alpha tau", {"T": 10}),
-    "truncated_bp": Method("independent", "alpha tau power", {"T": 10, "R": 5}, again=True),
-    "forward": Method("independent", "alpha tau power", {"T": 10}, again=True, most_p=64),
-    "rtho": Method("independent", "alpha tau power", again=True, most_p=64),
-    "reversible": Method("independent", "alpha tau power", {"T": 10}, ranges={"tau": (0.1, 5.0)}),
-    "bio_bred": Method("full", "alpha tau", {"T": 10, "outer": Adaptive()}, alpha="coordinate"),
-    "bda": Method("independent", f"{ABT} power", {"T": 10}),
-    "bsa": Method("independent", f"{ABT} power", {"Q": 10}, step="step", seeded=True),
-    "ttsa": Method("independent", f"{ABT} power", {"Q": 10}, "step", powers=(0.0, (0.6, 0.4, 0.0, 0.0)), seeded=True),
-    "aid_bio": Method("full", "alpha tau", TEN),
-    "stocbio": Method("independent", f"{ABT} power", TEN, step="step"),
-    "sbio_bred": Method("independent", f"{ABT} power", {**TEN, "outer": Adaptive()}, "step", alpha="coordinate"),
-    "implicit_neumann": Method("independent", f"{ABT} power", {"Q": 10}, step="step"),
-    "t1_t2": Method("independent", f"{ABT} power", step="step"),
-    "aid_fp": Method("full", ABT, TEN_K, step="step"),
-    "aid_cg": Method("full", "alpha tau", TEN_K),
-    "hoag": Method("full", "alpha tau"),
-    "sustain": Method("independent", f"{ABT} eta power", {"Q": 10}, "step", powers=(0.0, THIRD), seeded=True),
-    "mrbo": Method("independent", f"{ABT} eta power", {"Q": 10}, "step", powers=(0.0, THIRD)),
-    "vrbo": Method("led", ABT, {"Q": 10, "m": 3, "period": PERIOD}, step="step"),
+    "bp": Method("independent", f"{OI} {WEIGHT} power", {**TEN, "restart": False}, again=True),
+    "ns": Method("independent", f"{ALL} {WEIGHT} power", TERMS, series=True),
+    "cg": Method("independent", f"{OI} {WEIGHT} power", PRODUCTS),
+    "itd_bio": Method("full", OI, TEN),
+    "truncated_bp": Method("independent", f"{OI} power", {**TEN, "unroll_length": 5}, again=True),
+    "forward": Method("independent", f"{OI} power", TEN, again=True, most_p=64),
+    "rtho": Method("independent", f"{OI} power", again=True, most_p=64),
+    "reversible": Method("independent", f"{OI} power", TEN, ranges={"inner_lr": (0.1, 5.0)}),
+    "bio_bred": Method("full", OI, {**TEN, "outer_update": Adaptive()}, outer_unit="coordinate"),
+    "bda": Method("independent", f"{ALL} power", TEN),
+    "bsa": Method("independent", f"{ALL} power", TERMS, series=True, seeded=True),
+    "ttsa": Method("independent", f"{ALL} power", TERMS, True, powers=(0.0, (0.6, 0.4, 0.0, 0.0)), seeded=True),
+    "aid_bio": Method("full", OI, TEN_TEN),
+    "stocbio": Method("independent", f"{ALL} power", TEN_TEN, series=True),
+    "sbio_bred": Method(
+        "independent", f"{ALL} power", {**TEN_TEN, "outer_update": Adaptive()}, True, outer_unit="coordinate"
+    ),
+    "implicit_neumann": Method("independent", f"{ALL} power", PRODUCTS, series=True),
+    "t1_t2": Method("independent", f"{ALL} power", series=True),
+    "aid_fp": Method("full", ALL, {**TEN, **TERMS}, series=True),
+    "aid_cg": Method("full", OI, TEN_TEN),
+    "hoag": Method("full", OI),
+    "sustain": Method("independent", f"{ALL} {WEIGHT} power", TERMS, True, powers=(0.0, THIRD), seeded=True),
+    "mrbo": Method("independent", f"{ALL} {WEIGHT} power", PRODUCTS, True, powers=(0.0, THIRD)),
+    "vrbo": Method("led", ALL, {"hvp_steps": 10, "inner_steps": 3, "refresh_period": PERIOD}, series=True),
     "biadam": Method(
-        "independent", f"{ABT} eta power", {"Q": 10}, "step", alpha="coordinate", tau="length", seeded=True
+        "independent", f"{ALL} {WEIGHT} power", TERMS, True, outer_unit="coordinate", inner_unit="length", seeded=True
     ),
     "vr_biadam": Method(
-        "independent", f"{ABT} eta power", {"Q": 10}, "step", "coordinate", "length", (0.0, THIRD), seeded=True
+        "independent", f"{ALL} {WEIGHT} power", TERMS, True, "coordinate", "length", (0.0, THIRD), seeded=True
     ),
     "accbo": Method(
-        "independent", f"{ABT} eta power", {"Q": 10}, "step", alpha="length", powers=(0.0, THIRD), seeded=True
+        "independent", f"{ALL} {WEIGHT} power", TERMS, True, outer_unit="length", powers=(0.0, THIRD), seeded=True
     ),
-    "stable": Method("independent", "alpha tau eta power", most_n=64),
-    "svrb": Method("independent", "alpha tau eta power", powers=(0.0, THIRD), most_n=64),
-    "penalty": Method("independent", "alpha tau power", {"T": 10}, of_task=lambda task: {"rho": 1 / task.curvature}),
+    "stable": Method("independent", f"{OI} {WEIGHT} power", most_n=64),
+    "svrb": Method("independent", f"{OI} {WEIGHT} power", powers=(0.0, THIRD), most_n=64),
+    "penalty": Method("independent", f"{OI} power", TEN, of_task=lambda task: {"rho": 1 / task.curvature}),
     "f2sa": Method(
-        "independent", f"{ABT} power", powers=(0.0, (5 / 7, 4 / 7, 5 / 7, 0.0)), ranges={"beta": (1e-3, 0.1)}
+        "independent", f"{ALL} power", powers=(0.0, (5 / 7, 4 / 7, 5 / 7, 0.0)), ranges={"adjoint_lr": (1e-3, 0.1)}
     ),
-    "bome": Method("full", "alpha tau eta", {"T": 10}),
-    "sama": Method("independent", "alpha tau power", tau="coordinate"),
+    "bome": Method("full", f"{OI} {WEIGHT}", TEN),
+    "sama": Method("independent", f"{OI} power", inner_unit="coordinate"),
 }
-
-
-def known() -> dict[str, Method]:
-    """The rows whose algorithm is there."""
-    return {name: method for name, method in METHODS.items() if method.automatic or name in algorithms.ALL}
 
 
 def label(name: str) -> str:
@@ -143,24 +144,21 @@ def _tables(task: Task) -> dict[str, int]:
 
 def _radius(task: Task) -> dict[str, float]:
     """A ball that holds v at the start ten times over."""
-    return {"radius": 10 * task.scales.adjoint}
+    return {"max_adjoint_norm": 10 * task.scales.adjoint}
 
 
-def make(name: str, task: Task, setting: Setting) -> Algorithm:
+def make(name: str, task: Task, setting: Setting) -> Algorithm[Any]:
     """The algorithm with its options and these rates."""
     method = METHODS[name]
     options = {**method.options, **method.of_task(task)}
-    if method.step:
-        options[method.step] = setting["beta"]
+    if method.automatic:
+        return get_algorithm(method.automatic)(Automatic(), **options)
+    if method.series:
+        options["adjoint_lr"] = setting["adjoint_lr"]
     power = setting["power"]
-    schedule = Schedule(
-        setting["alpha"],
-        setting["tau"],
-        setting["beta"],
-        setting["eta"],
-        tuple(power) if isinstance(power, list | tuple) else power,
-    )
-    return algorithms.ALL[name](schedule, **options)
+    rates = {rate: setting[rate] for rate in RANGES}
+    schedule = Schedule(**rates, power=tuple(power) if isinstance(power, list | tuple) else power)
+    return get_algorithm(name)(schedule, **options)
 
 
 def settings(name: str, task: Task, trials: int) -> list[Setting]:
@@ -171,8 +169,8 @@ def settings(name: str, task: Task, trials: int) -> list[Setting]:
     found = []
     for _ in range(trials):
         setting: Setting = {}
-        for rate in ("alpha", "tau", "beta", "eta"):  # all are drawn, whether searched or not
-            low, high = method.ranges.get(rate, RANGES[rate])
+        for rate, usual in RANGES.items():  # all are drawn, whether searched or not
+            low, high = method.ranges.get(rate, usual)
             drawn = low * (high / low) ** float(torch.rand((), generator=generator, dtype=torch.float64))
             setting[rate] = units[rate] * drawn if rate in method.searched else 1.0
         power = method.powers[int(torch.randint(len(method.powers), (), generator=generator))]
@@ -186,7 +184,12 @@ def _units(method: Method, task: Task) -> dict[str, float]:
     step = task.scales.reach / 10  # of ω, where the size of a step is not that of the gradient
     of_lam = {"slope": 1 / task.scales.slope, "length": math.sqrt(task.p), "coordinate": 1.0}
     of_omega = {"curvature": 1 / task.curvature, "length": step, "coordinate": step / math.sqrt(task.n)}
-    return {"alpha": of_lam[method.alpha], "tau": of_omega[method.tau], "beta": 1 / task.curvature, "eta": 1.0}
+    return {
+        "outer_lr": of_lam[method.outer_unit],
+        "inner_lr": of_omega[method.inner_unit],
+        "adjoint_lr": 1 / task.curvature,
+        "new_grad_weight": 1.0,
+    }
 
 
 def seed_of(*parts: object) -> int:

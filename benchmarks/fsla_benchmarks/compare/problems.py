@@ -15,7 +15,7 @@ from torch.nn.functional import avg_pool2d, binary_cross_entropy_with_logits, cr
 
 from fsla._tree import Tree
 from fsla.problems import Point
-from fsla_benchmarks.compare.task import Batch, Task
+from fsla_benchmarks.compare.task import Data, Task
 from fsla_reproduction.datasets import load
 from fsla_reproduction.problems import LeastSquares
 
@@ -44,18 +44,18 @@ def quadratic(data_dir: Path | None = None) -> Task:
 
 
 def least_squares(sums: LeastSquares) -> Task:
-    def inner(lam: Tree, omega: Tree, batch: Batch) -> Tensor:
+    def inner(lam: Tree, omega: Tree, batch: Data) -> Tensor:
         a, x, b = batch
         gap = a @ omega["omega"] - x @ lam["lam"] - b
         return gap.square().mean() / 2 + sums.rho_omega / 2 * omega["omega"].square().sum()
 
-    def outer(lam: Tree, omega: Tree, batch: Batch) -> Tensor:
+    def outer(lam: Tree, omega: Tree, batch: Data) -> Tensor:
         c, e = batch
         return (c @ omega["omega"] - e).square().mean() / 2 + sums.rho_lam / 2 * lam["lam"].square().sum()
 
     start = Point({"lam": sums.a.new_zeros(sums.x.shape[1])}, {"omega": sums.a.new_zeros(sums.a.shape[1])})
     every = (sums.a, sums.x, sums.b)
-    return Task("quadratic", "quadratic", inner, outer, start, every, (sums.c, sums.e), batch=64, direct=True)
+    return Task("quadratic", "quadratic", inner, outer, start, every, (sums.c, sums.e), batch=64, outer_uses_lam=True)
 
 
 def ridge_cancer(data_dir: Path | None = None) -> Task:
@@ -74,16 +74,16 @@ def ridge_cancer(data_dir: Path | None = None) -> Task:
     x = torch.cat([x, torch.randn(len(x), NOISE_FEATURES, generator=g, dtype=F64)], 1)
     given = torch.where(torch.rand(len(y), generator=g) < 0.1, 1 - y, y)
 
-    def loss(omega: Tree, batch: Batch) -> Tensor:
+    def loss(omega: Tree, batch: Data) -> Tensor:
         return binary_cross_entropy_with_logits(batch[0] @ omega["weight"] + omega["bias"], batch[1])
 
-    def inner(lam: Tree, omega: Tree, batch: Batch) -> Tensor:
+    def inner(lam: Tree, omega: Tree, batch: Data) -> Tensor:
         return loss(omega, batch) + _penalty(lam, omega, omega["weight"].square())
 
-    def outer(lam: Tree, omega: Tree, batch: Batch) -> Tensor:
+    def outer(lam: Tree, omega: Tree, batch: Data) -> Tensor:
         return loss(omega, batch)
 
-    def scores(lam: Tree, omega: Tree, batch: Batch) -> Tensor:
+    def scores(lam: Tree, omega: Tree, batch: Data) -> Tensor:
         logit = batch[0] @ omega["weight"] + omega["bias"]
         return torch.stack([torch.zeros_like(logit), logit], 1)
 
@@ -104,7 +104,7 @@ def ridge_digits(data_dir: Path | None = None) -> Task:
     x = torch.cat([x, torch.randn(len(x), NOISE_FEATURES, generator=g, dtype=F64) / 2], 1)
     train, valid, test = _split(x, y, 320, 640)
 
-    def inner(lam: Tree, omega: Tree, batch: Batch) -> Tensor:
+    def inner(lam: Tree, omega: Tree, batch: Data) -> Tensor:
         return _plain(lam, omega, batch) + _penalty(lam, omega, omega["weight"].square().sum(1))
 
     start = Point({"log_penalty": torch.zeros(x.shape[1], dtype=F64)}, _head(x.shape[1]))
@@ -127,7 +127,7 @@ def cleaning_mnist(data_dir: Path | None = None) -> Task:
     return _cleaning("cleaning_mnist", "hyper-cleaning, MNIST", _split(x, y, 2000, 1000), 128)
 
 
-def _cleaning(name: str, title: str, parts: tuple[Batch, Batch, Batch], batch: int = 64) -> Task:
+def _cleaning(name: str, title: str, parts: tuple[Data, Data, Data], batch: int = 64) -> Task:
     (x, y), valid, test = parts
     g = torch.Generator().manual_seed(5)
     wrong = torch.rand(len(y), generator=g) < 0.4
@@ -147,11 +147,11 @@ def sources(data_dir: Path | None = None) -> Task:
 
 
 def _weighted(
-    name: str, title: str, train: Batch, group: Tensor, groups: int, valid: Batch, test: Batch, batch: int
+    name: str, title: str, train: Data, group: Tensor, groups: int, valid: Data, test: Data, batch: int
 ) -> Task:
     """Softmax regression with a ridge, and a weight sigmoid(λ_g) for each sample of group g."""
 
-    def inner(lam: Tree, omega: Tree, batch: Batch) -> Tensor:
+    def inner(lam: Tree, omega: Tree, batch: Data) -> Tensor:
         x, y, group = batch
         each = cross_entropy(_scores(lam, omega, (x,)), y, reduction="none")
         return (lam["logit"][group].sigmoid() * each).mean() + RIDGE / 2 * _square(omega)
@@ -167,19 +167,21 @@ def representation(data_dir: Path | None = None) -> Task:
     g = torch.Generator().manual_seed(7)
     width = 16
 
-    def scores(lam: Tree, omega: Tree, batch: Batch) -> Tensor:
+    def scores(lam: Tree, omega: Tree, batch: Data) -> Tensor:
         return _scores(lam, omega, (torch.addmm(lam["shift"], batch[0], lam["map"]).tanh(),))
 
-    def inner(lam: Tree, omega: Tree, batch: Batch) -> Tensor:
+    def inner(lam: Tree, omega: Tree, batch: Data) -> Tensor:
         return cross_entropy(scores(lam, omega, batch), batch[1]) + RIDGE / 2 * _square(omega)
 
-    def outer(lam: Tree, omega: Tree, batch: Batch) -> Tensor:
+    def outer(lam: Tree, omega: Tree, batch: Data) -> Tensor:
         return cross_entropy(scores(lam, omega, batch), batch[1])
 
     first = torch.randn(x.shape[1], width, generator=g, dtype=F64) / x.shape[1] ** 0.5
     start = Point({"map": first, "shift": x.new_zeros(width)}, _head(width))
     title = "hyper-representation, digits"
-    return Task("representation", title, inner, outer, start, train, valid, 64, direct=True, test=test, scores=scores)
+    return Task(
+        "representation", title, inner, outer, start, train, valid, 64, outer_uses_lam=True, test=test, scores=scores
+    )
 
 
 PROBLEMS: dict[str, Callable[[Path | None], Task]] = {
@@ -195,11 +197,11 @@ DATA = {"quadratic": "", "ridge_cancer": "", "cleaning_mnist": "mnist"}
 """The data set of each problem, where it is not digits."""
 
 
-def _scores(lam: Tree, omega: Tree, batch: Batch) -> Tensor:
+def _scores(lam: Tree, omega: Tree, batch: Data) -> Tensor:
     return torch.addmm(omega["bias"], batch[0], omega["weight"])
 
 
-def _plain(lam: Tree, omega: Tree, batch: Batch) -> Tensor:
+def _plain(lam: Tree, omega: Tree, batch: Data) -> Tensor:
     return cross_entropy(_scores(lam, omega, batch), batch[1])
 
 
@@ -231,7 +233,7 @@ def _centred(x: Tensor) -> Tensor:
     return x * (4 / x.square().sum(1).mean().sqrt())
 
 
-def _split(x: Tensor, y: Tensor, train: int, valid: int) -> tuple[Batch, Batch, Batch]:
+def _split(x: Tensor, y: Tensor, train: int, valid: int) -> tuple[Data, Data, Data]:
     """The first samples, the next ones, and the rest."""
     parts = slice(0, train), slice(train, train + valid), slice(train + valid, None)
     first, second, rest = ((x[part], y[part]) for part in parts)

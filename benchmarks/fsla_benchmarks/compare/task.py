@@ -1,7 +1,4 @@
-"""A problem of the comparison: its losses, its samples, how batches are drawn, and what a λ is worth.
-
-A batch is a tuple of tensors with a row for each sample.
-"""
+"""A problem of the comparison: its losses, its samples, how batches are drawn, and what a λ is worth."""
 
 from __future__ import annotations
 
@@ -17,11 +14,9 @@ from torch.nn.functional import cross_entropy
 
 from fsla._tree import Tree, flatten, norm, size, sub
 from fsla.hypergradients import largest_eigenvalue
-from fsla.problems import Point, Problem
+from fsla.problems import Batch, Point, Problem
 from fsla.problems._passes import Loss
-from fsla_benchmarks.compare.exact import f_and_gradient, inner_minimum, least
-
-Batch = tuple[Tensor, ...]
+from fsla_benchmarks.compare.exact import Data, f_and_gradient, inner_minimum, least
 
 
 class Measured(NamedTuple):
@@ -49,17 +44,18 @@ class Task:
     inner_loss: Loss
     outer_loss: Loss
     start: Point
-    inner: Batch
-    outer: Batch
+    inner: Data
+    outer: Data
     batch: int
-    direct: bool = False
-    """Whether F reads λ itself."""
-    test: Batch | None = None
-    scores: Callable[[Tree, Tree, Batch], Tensor] | None = field(default=None, repr=False)
+    outer_uses_lam: bool = False
+    test: Data | None = None
+    scores: Callable[[Tree, Tree, Data], Tensor] | None = field(default=None, repr=False)
     """Class scores of a batch, where there is test data."""
 
     def oracles(self) -> Problem:
-        return Problem(self.inner_loss, self.outer_loss, direct=self.direct, mode="reverse")
+        return Problem(
+            self.inner_loss, self.outer_loss, outer_uses_lam=self.outer_uses_lam, hvp_method="reverse_over_reverse"
+        )
 
     def measure(self, lam: Tree, omega: Tree) -> Measured:
         """f(λ) on all samples, with ω_λ solved for from ω or from the start; +inf where it is not a number.
@@ -82,25 +78,26 @@ class Task:
             loss = float(cross_entropy(scores, self.test[1]))
             return Measured(value, loss, float((scores.argmax(1) == self.test[1]).double().mean()))
 
-    def inner_batch(self, generator: torch.Generator) -> Batch:
+    def inner_batch(self, generator: torch.Generator) -> Data:
         return _drawn(self.inner, self.batch, generator)
 
-    def outer_batch(self, generator: torch.Generator) -> Batch:
+    def outer_batch(self, generator: torch.Generator) -> Data:
         return _drawn(self.outer, self.batch, generator)
 
     @cached_property
-    def inner_batches(self) -> tuple[Batch, ...]:
+    def inner_batches(self) -> tuple[Data, ...]:
         """Fixed batches that divide the inner samples, for methods that keep a table with an entry for each."""
         return _divided(self.inner, self.batch)
 
     @cached_property
-    def outer_batches(self) -> tuple[Batch, ...]:
+    def outer_batches(self) -> tuple[Data, ...]:
         return _divided(self.outer, self.batch)
 
     @cached_property
     def curvature(self) -> float:
         """L, the largest eigenvalue of ∂²G/∂ω² at the start, on all samples."""
-        return largest_eigenvalue(self.oracles().inner_at(self.start, self.inner).linearised().hvp, self.start.omega)
+        view = self.oracles().inner_at(self.start, Batch(self.inner))
+        return largest_eigenvalue(view.linearized().hvp, self.start.omega)
 
     @cached_property
     def scales(self) -> Scales:
@@ -121,12 +118,12 @@ class Task:
         return size(self.start.lam)
 
 
-def _drawn(data: Batch, count: int, generator: torch.Generator) -> Batch:
+def _drawn(data: Data, count: int, generator: torch.Generator) -> Data:
     rows = torch.randint(len(data[0]), (count,), generator=generator)
     return tuple(t[rows] for t in data)
 
 
-def _divided(data: Batch, count: int) -> tuple[Batch, ...]:
+def _divided(data: Data, count: int) -> tuple[Data, ...]:
     whole = len(data[0]) // count * count  # batches of one size, so that each weighs the same
     order = torch.randperm(len(data[0]), generator=torch.Generator().manual_seed(0))[:whole]
     return tuple(tuple(t[rows] for t in data) for rows in order.reshape(-1, count))

@@ -15,13 +15,14 @@ import torch
 from torch import Tensor
 
 from fsla._checks import pick
-from fsla.problems import Point, Problem, WeightedProblem
-from fsla.problems._batches import Batch
+from fsla.problems import Point, Problem, WeightedLossProblem
 from fsla.steps import constant
 from fsla_benchmarks.steps.race import Advance
 from fsla_reproduction.problems import Reweighting, Synthetic
 from fsla_reproduction.problems.networks import RIDGE, build, cnn
 
+Data = Tensor | None
+"""A batch: indices, or nothing where all of the data is read."""
 BATCH = 256
 IMAGES = 2_000
 
@@ -35,8 +36,8 @@ class Case:
     general: Problem
     difference: Problem
     at: Point
-    inner: Callable[[], Batch]
-    outer: Callable[[], Batch]
+    inner: Callable[[], Data]
+    outer: Callable[[], Data]
     generator: torch.Generator
 
     def sgd(self) -> Advance:
@@ -61,7 +62,9 @@ def case(name: str, device: torch.device, n: int = 10_000, width: int = 32) -> C
         drawn = Synthetic.draw(0)
         synthetic = Synthetic(*(getattr(drawn, f).to(device) for f in Synthetic.__dataclass_fields__))
         problem = synthetic.losses()
-        difference = Problem(problem.inner_loss, problem.outer_loss, direct=False, mode="difference")
+        difference = Problem(
+            problem.inner_loss, problem.outer_loss, outer_uses_lam=False, hvp_method="finite_difference"
+        )
         return Case(name, problem, problem, difference, synthetic.at, lambda: None, lambda: None, generator)
     images = torch.randn(IMAGES, 1, 28, 28, device=device, generator=generator)
     labels = torch.randint(10, (IMAGES,), device=device, generator=generator)
@@ -74,16 +77,16 @@ def case(name: str, device: torch.device, n: int = 10_000, width: int = 32) -> C
     def batch(size: int) -> Tensor:
         return torch.randint(size, (BATCH,), device=device, generator=generator)
 
-    general = Problem(weighted.inner_loss, weighted.outer_loss, direct=False, mode="reverse")
-    difference = WeightedProblem(
-        weighted.sample_losses,
-        weighted.sample_weights,
+    general = Problem(weighted.inner_loss, weighted.outer_loss, outer_uses_lam=False, hvp_method="reverse_over_reverse")
+    difference = WeightedLossProblem(
+        weighted.per_sample_loss,
+        weighted.sample_weight,
         weighted.outer_loss,
-        regulariser=weighted.regulariser,
-        rows=weighted.rows,
-        outputs=weighted.outputs,
-        direct=False,
-        mode="difference",
+        regularizer=weighted.regularizer,
+        row_index=weighted.row_index,
+        model_outputs=weighted.model_outputs,
+        outer_uses_lam=False,
+        hvp_method="finite_difference",
     )
     return Case(name, weighted, general, difference, at, lambda: batch(n), lambda: batch(IMAGES), generator)
 

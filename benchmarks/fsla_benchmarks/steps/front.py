@@ -45,7 +45,15 @@ def steppers(name: str, device: torch.device) -> dict[Key, Step]:
             "adjoint_optimizer": partial(torch.optim.SGD, lr=1e-3),
             "outer_optimizer": partial(torch.optim.SGD, lr=1e-3),
         }
-        opt = kind(model, weights, inner_loss=inner, outer_loss=outer, products="difference", max_rollbacks=0, **makers)
+        opt = kind(
+            model,
+            weights,
+            inner_loss=inner,
+            outer_loss=outer,
+            hvp_method="finite_difference",
+            max_rollbacks=0,
+            **makers,
+        )
         opt.step(draw(), draw(), seed=0)
 
         def run() -> None:

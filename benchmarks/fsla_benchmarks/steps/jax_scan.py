@@ -81,7 +81,7 @@ def seconds_a_step(
     for value, what in ((steps, "steps"), (n, "n"), (repeats, "repeats")):
         whole_number(value, what, "seconds_a_step")
     jax = _jax()
-    rates = RATES[name](0)
+    rates = RATES[name].rates(0)
     consts, first = start(name, n)
     steppers = partial(step, name, rates=rates, momentum=momentum), partial(sgd, name, rates=rates)
     scans = [_scan(name, f, steps, samples, n) for f in steppers]
@@ -163,7 +163,7 @@ def sgd(name: str, consts: dict[str, Array], state: State, batches: Batches, rat
     """One step of plain SGD on the inner loss at a fixed λ."""
     jax = _jax()
     grad = jax.grad(partial(inner_loss, name, consts, state.lam))(state.omega, batches.inner)
-    return state._replace(omega=jax.tree.map(lambda w, g: w - rates.tau * g, state.omega, grad))
+    return state._replace(omega=jax.tree.map(lambda w, g: w - rates.inner_lr * g, state.omega, grad))
 
 
 def inner_loss(name: str, consts: dict[str, Array], lam: Array, omega: Array, index: Array) -> Array:

@@ -25,8 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from fsla._tree import Tree
-from fsla.problems._batches import Batch
-from fsla_benchmarks.steps.cases import Case
+from fsla_benchmarks.steps.cases import Case, Data
 
 Tensors = tuple[Tensor, ...]
 
@@ -76,10 +75,10 @@ class Run:
         self.inner_optimiser = torch.optim.SGD(self.omega.parameters(), lr=self.rates.inner)
         self.outer_optimiser = torch.optim.SGD(self.lam.parameters(), lr=self.rates.outer)
 
-    def inner_loss(self, lam: Iterable[Tensor], omega: Iterable[Tensor], batch: Batch) -> Tensor:
+    def inner_loss(self, lam: Iterable[Tensor], omega: Iterable[Tensor], batch: Data) -> Tensor:
         return self.case.problem.inner_loss(self.lam.named(lam), self.omega.named(omega), batch)
 
-    def outer_loss(self, lam: Iterable[Tensor], omega: Iterable[Tensor], batch: Batch) -> Tensor:
+    def outer_loss(self, lam: Iterable[Tensor], omega: Iterable[Tensor], batch: Data) -> Tensor:
         return self.case.problem.outer_loss(self.lam.named(lam), self.omega.named(omega), batch)
 
     def descend(self, hypergradient: Sequence[Tensor]) -> None:
@@ -99,7 +98,7 @@ def betty(run: Run, method: str, count: int) -> Step:
     device = next(run.omega.parameters()).device
 
     def level(
-        name: str, module: Held, optimiser: Any, config: Any, draw: Callable[[], Batch], loss: Callable[[Batch], Tensor]
+        name: str, module: Held, optimiser: Any, config: Any, draw: Callable[[], Data], loss: Callable[[Data], Tensor]
     ) -> Any:
         made = problems.ImplicitProblem(name, config, module=module, optimizer=optimiser)
         made.get_batch = draw
@@ -108,10 +107,10 @@ def betty(run: Run, method: str, count: int) -> Step:
         made.configure_device = lambda device: None  # not the GPU wherever there is one
         return made
 
-    def inner(batch: Batch) -> Tensor:
+    def inner(batch: Data) -> Tensor:
         return case.problem.inner_loss(run.lam(), run.omega(), batch)
 
-    def outer(batch: Batch) -> Tensor:
+    def outer(batch: Data) -> Tensor:
         return case.problem.outer_loss(run.lam(), run.omega(), batch)
 
     options: dict[str, float] = {} if method == "darts" else {f"{method}_iterations": count}
@@ -151,12 +150,12 @@ def torchopt(run: Run, method: str, count: int) -> Step:
     else:
         solve = solvers.solve_inv(ns=True, maxiter=count, alpha=rate)
 
-    def gradient(omega: Tensors, lam: Tensors, batch: Batch) -> Tensors:
+    def gradient(omega: Tensors, lam: Tensors, batch: Data) -> Tensors:
         grads: Tensors = torch.func.grad(lambda w: run.inner_loss(lam, w, batch))(omega)
         return grads
 
     @implicit.custom_root(gradient, argnums=1, solve=solve)  # type: ignore[untyped-decorator]
-    def solved(omega: Tensors, lam: Tensors, batch: Batch) -> Tensors:
+    def solved(omega: Tensors, lam: Tensors, batch: Data) -> Tensors:
         return tuple(w - rate * g for w, g in zip(omega, gradient(omega, lam, batch), strict=True))
 
     def step() -> None:

@@ -28,12 +28,14 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.functional import cross_entropy
 
 from fsla import algorithms
+from fsla._state_tree import tensors_of
 from fsla._tree import Tree, is_sharded, own
-from fsla.distributed import Ranks, apart, join
-from fsla.problems import Point, Problem, Reduced, Sample
-from fsla.problems._nest import tensors
-from fsla.steps import _schedules as rates
+from fsla.distributed import DataParallelReducer, ProcessGroup, get_group, single_process
+from fsla.problems import Point, Problem, StepBatches
+from fsla.problems._autograd import HvpMethod
+from fsla.steps import constant
 from fsla.train import FSLA, SOBA, SampleWeights
+from fsla.train._optimizers import optimizer_state
 from fsla_benchmarks.steps.traffic import Sent, Sizes, core, front, predictions
 
 KINDS: dict[str, type[FSLA] | type[SOBA]] = {"fsla": FSLA, "soba": SOBA}
@@ -96,36 +98,39 @@ def _batch(*shape: int) -> tuple[Tensor, Tensor, Tensor]:
 # -------------------------------------------------------------------------------------------------------------- traffic
 
 
-def traffic(here: Ranks) -> list[Traffic]:
+def traffic(here: ProcessGroup) -> list[Traffic]:
     """Counts the messages and numbers of steps of the front end and of the core."""
     found = []
-    for (kind, momentum), products, direct in product(_MOMENTA, ("difference", "exact"), (False, True)):
+    for (kind, momentum), hvp_method, outer_uses_lam in product(
+        _MOMENTA, ("finite_difference", "autograd"), (False, True)
+    ):
         model = nn.Sequential(nn.Linear(20, 32), nn.Tanh(), nn.Linear(32, 10))
-        options = {"products": products, **({"momentum": momentum} if kind == "fsla" else {}), **_sgd()}
+        options = {"hvp_method": hvp_method, **({"momentum": momentum} if kind == "fsla" else {}), **_sgd()}
         opt = KINDS[kind](
             model,
             SampleWeights(SAMPLES),
             inner_loss=_inner,
-            outer_loss=_outer_with_lam if direct else _outer,
+            outer_loss=_outer_with_lam if outer_uses_lam else _outer,
             **options,
         )
         batch = _batch(16, 20)
-        fresh = (batch, batch) if momentum == "storm" else None
-        opt.step(batch, batch, fresh=fresh, seed=0)
+        independent = (batch, batch) if momentum == "storm" else None
+        opt.step(batch, batch, independent_batches=independent, seed=0)
         before = Sent(here.messages, here.bytes)
-        opt.step(batch, batch, fresh=fresh, seed=0)
+        opt.step(batch, batch, independent_batches=independent, seed=0)
         measured = Sent(here.messages - before.messages, (here.bytes - before.numbers) // 4)
         parameters = list(model.parameters())
-        sizes = Sizes(sum(p.numel() for p in parameters), SAMPLES, here.world, len(parameters))
-        expected = front(sizes, kind, momentum, products, direct=direct)
-        found.append(Traffic(_named("front end", kind, momentum, products, direct), measured, expected))
-    return found + [_core_traffic(*case, direct) for case, direct in product(_MOMENTA, (False, True))]
+        sizes = Sizes(sum(p.numel() for p in parameters), SAMPLES, here.world_size, len(parameters))
+        expected = front(sizes, kind, momentum, hvp_method, outer_uses_lam=outer_uses_lam)
+        found.append(Traffic(_named("front end", kind, momentum, hvp_method, outer_uses_lam), measured, expected))
+    return found + [_core_traffic(*case, uses_lam) for case, uses_lam in product(_MOMENTA, (False, True))]
 
 
+_HVP_METHODS: tuple[HvpMethod, ...] = ("finite_difference", "autograd")
 _MOMENTA = (("fsla", "none"), ("fsla", "average"), ("fsla", "storm"), ("soba", ""))
 
 
-def _core_traffic(kind: str, momentum: str, direct: bool) -> Traffic:
+def _core_traffic(kind: str, momentum: str, outer_uses_lam: bool) -> Traffic:
     x, y, index = _batch(16, 20)
 
     def each(omega: Tree, batch: Any) -> Tensor:
@@ -135,19 +140,21 @@ def _core_traffic(kind: str, momentum: str, direct: bool) -> Traffic:
         return (lam["w"][batch[2]].sigmoid() * each(omega, batch)).mean()
 
     def outer(lam: Tree, omega: Tree, batch: Any) -> Tensor:
-        return each(omega, batch).mean() + (lam["w"].square().mean() if direct else 0)
+        return each(omega, batch).mean() + (lam["w"].square().mean() if outer_uses_lam else 0)
 
-    problem = Reduced(Problem(inner, outer, direct=direct, mode="reverse"))
-    rate = rates.constant(alpha=1e-3, tau=1e-3, beta=1e-3, eta=0.5)
-    solver: Any = algorithms.soba(rate) if kind == "soba" else algorithms.fsla(rate, momentum=momentum)
-    xi = Sample.full((x, y, index), (x, y, index))
+    reducer = DataParallelReducer()
+    problem = Problem(inner, outer, outer_uses_lam=outer_uses_lam, hvp_method="reverse_over_reverse", reducer=reducer)
+    sizes = constant(1e-3, 1e-3, 1e-3, 0.5)
+    algorithm: Any = algorithms.soba(sizes) if kind == "soba" else algorithms.fsla(sizes, momentum=momentum)
+    batches = StepBatches.shared((x, y, index), (x, y, index))
     at = Point({"w": torch.zeros(SAMPLES)}, {"w": torch.zeros(20, 10)})
-    state = solver.init(problem, at, xi)
-    before = Sent(problem.messages, problem.bytes)
-    solver.step(problem, state, xi)
-    measured = Sent(problem.messages - before.messages, (problem.bytes - before.numbers) // 4)
-    expected = core(Sizes(200, SAMPLES, problem.world), kind, momentum, direct=direct)
-    return Traffic(_named("core", kind, momentum, "", direct), measured, expected)
+    state = algorithm.init(problem, at, batches)
+    here = reducer.ranks
+    before = Sent(here.messages, here.bytes)
+    algorithm.step(problem, state, batches)
+    measured = Sent(here.messages - before.messages, (here.bytes - before.numbers) // 4)
+    expected = core(Sizes(200, SAMPLES, here.world_size), kind, momentum, outer_uses_lam=outer_uses_lam)
+    return Traffic(_named("core", kind, momentum, "", outer_uses_lam), measured, expected)
 
 
 def _named(*parts: str | bool) -> str:
@@ -158,15 +165,15 @@ def _named(*parts: str | bool) -> str:
 # ----------------------------------------------------------------------------------------------------------------- time
 
 
-def times(here: Ranks, rounds: int = 12) -> list[Times]:
+def times(here: ProcessGroup, rounds: int = 12) -> list[Times]:
     """Steps of one process and of all, in turn: on one batch, and on one that grows with the ranks."""
     cases = {
         "one batch of 64": (GLOBAL_BATCH, GLOBAL_BATCH),
-        "32 samples a rank": (RANK_BATCH, RANK_BATCH * here.world),
+        "32 samples a rank": (RANK_BATCH, RANK_BATCH * here.world_size),
     }
     found = []
     for (name, (own_batch, all_batch)), kind in product(cases.items(), KINDS):
-        with apart():
+        with single_process():
             alone = _stepper(kind, own_batch)
         together = _stepper(kind, all_batch)
         if here.is_first:
@@ -194,7 +201,7 @@ def _stepper(kind: str, size: int) -> Step:
     layers = [nn.Conv2d(3, 32, 3, padding=1), nn.SiLU(), nn.Conv2d(32, 64, 3, padding=1), nn.SiLU(), nn.AvgPool2d(2)]
     layers += [nn.Conv2d(64, 64, 3, padding=1), nn.SiLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, 10)]
     model = nn.Sequential(*layers)
-    options = {"inner_loss": _inner, "outer_loss": _outer, "products": "difference", **_sgd()}
+    options = {"inner_loss": _inner, "outer_loss": _outer, "hvp_method": "finite_difference", **_sgd()}
     opt = KINDS[kind](model, SampleWeights(SAMPLES), **options)
     batch = _batch(size, 3, 32, 32)
     return lambda: opt.step(batch, batch, seed=0)
@@ -210,34 +217,35 @@ def _timed(step: Step) -> tuple[float, float]:
 # --------------------------------------------------------------------------------------------------------------- memory
 
 
-def memory(here: Ranks, steps: int = 2) -> dict[str, float]:
+def memory(here: ProcessGroup, steps: int = 2) -> dict[str, float]:
     """MB (10^6 bytes) that this rank holds of each part of a run, and the peak of its resident memory above that before
     the model was made."""
     base = _resident("VmRSS")
-    model = _large(in_shards=here.world > 1)
+    model = _large(in_shards=here.world_size > 1)
     opt = FSLA(
         model,
         SampleWeights(SAMPLES),
         inner_loss=_inner,
         outer_loss=_outer,
-        products="difference",
+        hvp_method="finite_difference",
         inner_optimizer=partial(torch.optim.AdamW, lr=1e-5, weight_decay=0.0),
     )
     batch = _batch(8, WIDTH)
     for k in range(steps):
         opt.step(batch, batch, seed=k)
-    opt._keep()  # as every hundred steps, with the states of AdamW
-    state = opt.state_dict()
+    opt._keep(owned=True)  # as every hundred steps, with the states of AdamW
+    state = opt.state
+    assert state is not None
+    assert opt.inner_optimizer is not None
     parts: Mapping[str, object] = {
-        "ω": opt.problem.omega,
-        "v": state["adjoint"],
-        "states of AdamW": state["inner_optimizer"],
-        "curvature": state["curvature"],
-        "gate": state["gate"],
-        "λ, d and λ's states": [opt.problem.lam, state["d"], state["outer_optimizer"]],
+        "ω": state.omega.value,
+        "v": state.v,
+        "states of AdamW": optimizer_state(opt.inner_optimizer),
+        "automatic step sizes": state.measured,
+        "λ, d and λ's states": [state.lam, state.direction],
         "kept for a rollback": opt._good,
     }
-    held = {name: sum(_bytes(t) for t in tensors(part)) / 1e6 for name, part in parts.items()}
+    held = {name: sum(_bytes(t) for t in tensors_of(part)) / 1e6 for name, part in parts.items()}
     return held | {"peak": (_resident("VmHWM") - base) / 1e6}
 
 
@@ -273,7 +281,7 @@ def _resident(name: str) -> float:
 # --------------------------------------------------------------------------------------------------------------- tables
 
 
-def _tables(what: str, here: Ranks) -> Iterator[str]:
+def _tables(what: str, here: ProcessGroup) -> Iterator[str]:
     if what == "traffic":
         rows = traffic(here)
         for row in rows:
@@ -285,7 +293,7 @@ def _tables(what: str, here: Ranks) -> Iterator[str]:
     elif what == "time":
         for t in times(here):
             spread = f"{t.ratio:.2f} ({t.low:.2f} - {t.high:.2f}), work {t.work:.2f}"
-            yield f"{t.what:25} {t.alone_ms:7.0f} ms alone {t.together_ms:7.0f} ms on {here.world} ranks  {spread}"
+            yield f"{t.what:25} {t.alone_ms:7.0f} ms alone {t.together_ms:7.0f} ms on {here.world_size} ranks  {spread}"
     elif what == "memory":
         mine = memory(here)
         for name in mine:
@@ -298,7 +306,7 @@ def _tables(what: str, here: Ranks) -> Iterator[str]:
 
 def main(what: str) -> None:
     torch.set_num_threads(1)
-    here = join()
+    here = get_group()
     for line in _tables(what, here):
         if here.is_first:
             print(line, flush=True)

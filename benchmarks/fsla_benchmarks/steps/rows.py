@@ -21,10 +21,11 @@ from torch import Tensor, nn
 
 from fsla import algorithms
 from fsla._tree import Tree
-from fsla.algorithms import Solver
-from fsla.contrib import LazyRows
-from fsla.problems import Oracles, Point, Reduced, Sample, Shard, ShardSampler, WeightedProblem
-from fsla.steps import _schedules as rates
+from fsla.algorithms import AlternatingState
+from fsla.contrib import LazyRowOptimizer
+from fsla.distributed import DataParallelReducer, IndexRange, ShardedSampler
+from fsla.problems import Point, StepBatches, WeightedLossProblem
+from fsla.steps import Schedule
 
 KINDS = 4096
 BATCH = 64
@@ -43,7 +44,7 @@ class Cost(NamedTuple):
     swept_ms: float | None
 
 
-def problem() -> tuple[WeightedProblem, Tree]:
+def problem() -> tuple[WeightedLossProblem, Tree]:
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(KINDS, 64, generator=generator)
     y = torch.randint(10, (KINDS,), generator=generator)
@@ -55,13 +56,14 @@ def problem() -> tuple[WeightedProblem, Tree]:
     def outer(lam: Tree, omega: Tree, index: Tensor) -> Tensor:
         return each(omega, index).mean()
 
-    found = WeightedProblem(
+    found = WeightedLossProblem(
         each,
         lambda rows, index: rows["weight"].sigmoid(),
         outer,
-        regulariser=lambda omega: 0.01 * omega["w"].square().sum(),
-        rows=lambda index: index,
-        direct=False,
+        regularizer=lambda omega: 0.01 * omega["w"].square().sum(),
+        row_index=lambda index: index,
+        outer_uses_lam=False,
+        reducer=DataParallelReducer(),
     )
     return found, {"w": torch.zeros(64, 10)}
 
@@ -95,26 +97,24 @@ def _timed(step: Callable[[], None], count: int) -> float:
     return (time.perf_counter() - begun) / count
 
 
-def _algorithm() -> Solver:
-    return algorithms.fsla(rates.Schedule(100.0, 0.2, 0.2, 0.9, power=0.5))
+ALGORITHM = algorithms.fsla(Schedule(100.0, 0.2, 0.2, 0.9, power=0.5))
+Draw = Callable[[], StepBatches]
 
 
-def _lazy(n: int) -> tuple[LazyRows, Callable[[], None]]:
-    shard = Shard.own(n)
-    inner = ShardSampler(shard, BATCH, seed=0)
-    outer = ShardSampler(Shard(KINDS, shard.rank, shard.world), BATCH, seed=1)
+def _source(index_range: IndexRange) -> Draw:
+    """Batches of the rank's own samples."""
+    kinds = IndexRange(KINDS, index_range.rank, index_range.world_size)
+    inner = ShardedSampler(index_range, BATCH, seed=0)
+    outer = ShardedSampler(kinds, BATCH, seed=1)
+    return lambda: StepBatches.draw("grouped", inner, outer)
+
+
+def _lazy(n: int) -> tuple[LazyRowOptimizer[AlternatingState], Callable[[], None]]:
+    index_range = IndexRange.for_this_rank(n)
+    draw = _source(index_range)
     own, omega = problem()
-
-    def around(each: WeightedProblem) -> Oracles:
-        return Reduced(each) if dist.is_initialized() else each
-
-    def draw() -> Sample:
-        if dist.is_initialized():
-            return Sample.draw("grouped", inner, outer)
-        return Sample.draw("grouped", inner.index, outer.index)
-
-    lam = {"weight": torch.zeros(1).expand(shard.size)}
-    run = LazyRows(_algorithm(), own, Point(lam, omega), draw(), shard=shard, around=around)
+    lam = {"weight": torch.zeros(1).expand(len(index_range))}
+    run = LazyRowOptimizer(ALGORITHM, own, Point(lam, omega), draw(), index_range=index_range)
     for t in (*run.table.lam.values(), *run.table.d.values(), run.table.last):
         t.add_(0)  # or a row's first visit would wait for the system to give its page
     return run, lambda: _discard(run.step(draw()))
@@ -122,18 +122,11 @@ def _lazy(n: int) -> tuple[LazyRows, Callable[[], None]]:
 
 def _swept(n: int) -> Callable[[], None]:
     own, omega = problem()
-    algorithm = _algorithm()
-    shard = Shard(n)
-    inner = ShardSampler(shard, BATCH, seed=0)
-    outer = ShardSampler(Shard(KINDS), BATCH, seed=1)
-
-    def draw() -> Sample:
-        return Sample.draw("grouped", inner.index, outer.index)
-
-    held = [algorithm.init(own, Point({"weight": torch.zeros(n)}, omega), draw())]
+    draw = _source(IndexRange(n))
+    held = [ALGORITHM.init(own, Point({"weight": torch.zeros(n)}, omega), draw())]
 
     def step() -> None:
-        held[0] = algorithm.step(own, held[0], draw())
+        held[0] = ALGORITHM.step(own, held[0], draw())
 
     return step
 

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
 from fsla import algorithms
 from fsla._checks import pick, whole_number
 from fsla.algorithms import Algorithm
-from fsla.problems import Counted, GaussNewton, Oracles, Sample
+from fsla.problems import CountedProblem, GaussNewtonProblem, Oracles, StepBatches
 from fsla.problems._batches import Mode
 from fsla_benchmarks.steps import front, jax_scan, peers
 from fsla_benchmarks.steps.cases import RATES, Case, case
@@ -26,14 +26,14 @@ class Candidate(NamedTuple):
     method: str
     momentum: str | None
     samples: Mode
-    algorithm: Algorithm
+    algorithm: Algorithm[Any]
     captured: bool = False
-    """Whether it is also timed under the other engines."""
+    """Whether it is also timed as a captured step."""
 
 
 def _candidates(name: str) -> list[Candidate]:
     rates = RATES[name]
-    ns = algorithms.ns(rates, K=10, beta=float(rates(0).beta), momentum="none")
+    ns = algorithms.ns(rates, num_terms=10, adjoint_lr=rates.adjoint_lr, momentum="none")
     out = [
         Candidate("textbook fsla", "storm", "independent", algorithms.fsla(rates)),
         Candidate("fsla", "storm", "independent", algorithms.fsla(rates), captured=True),
@@ -45,7 +45,7 @@ def _candidates(name: str) -> list[Candidate]:
         Candidate("soba, difference", None, "shared", algorithms.soba(rates), captured=True),
         Candidate("ma_soba", None, "shared", algorithms.ma_soba(rates)),
         Candidate("ns_1_10", "none", "grouped", ns),
-        Candidate("cg_1_10", "none", "grouped", algorithms.cg(rates, K=10, momentum="none")),
+        Candidate("cg_1_10", "none", "grouped", algorithms.cg(rates, hvp_steps=10, momentum="none")),
     ]
     if name != "quadratic":
         out.insert(3, Candidate("fsla, gauss-newton", "storm", "grouped", algorithms.fsla(rates), captured=True))
@@ -94,8 +94,12 @@ def _steppers(
     timed = dict[Key, Advance]()
     notes = list[str]()
     on_gpu = device.type == "cuda"
+    captured_engines = [engine for engine in engines if engine != "eager"]
+    if captured_engines and not on_gpu:
+        notes.append(f"{', '.join(captured_engines)}: steps are captured on a GPU alone")
+        engines = ("eager",)
 
-    def add(key: Key, problem: Oracles, algorithm: Algorithm, samples: Mode) -> None:
+    def add(key: Key, problem: Oracles, algorithm: Algorithm[Any], samples: Mode) -> None:
         report(f"{c.name}: {key.label}")
         try:
             timed[key] = _stepper(c, problem, algorithm, samples, key.engine)
@@ -117,7 +121,7 @@ def _problem(c: Case, method: str) -> Oracles:
         return c.general
     if method.endswith(", difference"):
         return c.difference
-    return GaussNewton(c.problem) if method == "fsla, gauss-newton" else c.problem
+    return GaussNewtonProblem(c.problem) if method == "fsla, gauss-newton" else c.problem
 
 
 def _units(timed: dict[Key, Advance]) -> Units:
@@ -168,8 +172,8 @@ def scaling(
     for value in pick(varies, SCALINGS, "scaling") if values is None else values:
         c = case("cnn", device, value if varies == "samples" else 10_000, value if varies == "parameters" else 32)
         chosen = {"fsla": algorithms.fsla(rates)} if varies != "K" else {
-            "ns": algorithms.ns(rates, K=value, beta=1e-2, momentum="none"),
-            "cg": algorithms.cg(rates, K=value, momentum="none"),
+            "ns": algorithms.ns(rates, num_terms=value, adjoint_lr=1e-2, momentum="none"),
+            "cg": algorithms.cg(rates, hvp_steps=value, momentum="none"),
         }  # fmt: skip
         n = sum(t.numel() for t in c.at.omega.values()) if varies == "parameters" else value
         timed[Key("sgd", n=n)] = c.sgd()
@@ -179,14 +183,14 @@ def scaling(
     return [replace(r, varies=varies) for r in _measured("cnn", timed, rounds, device, report)]
 
 
-def _stepper(c: Case, problem: Oracles, algorithm: Algorithm, samples: Mode, engine: str) -> Advance:
+def _stepper(c: Case, problem: Oracles, algorithm: Algorithm[Any], samples: Mode, engine: str) -> Advance:
     """A function that takes the next steps of a run."""
     from fsla.train import make_engine
 
-    def draw() -> Sample:
-        return Sample.draw(samples, c.inner, c.outer)
+    def draw() -> StepBatches:
+        return StepBatches.draw(samples, c.inner, c.outer)
 
-    counted = Counted(problem)
+    counted = CountedProblem(problem)
     state = algorithm.init(problem, c.at, draw())
     stepper = make_engine(engine, algorithm, counted, draw, c.generator, state)
     held = [stepper.advance(state, 4)]  # an engine captures its step, and compares it, at its first steps

@@ -32,40 +32,45 @@ class Sizes:
     lam_tensors: int = 1
 
 
-def front(of: Sizes, algorithm: str, momentum: str, products: str, *, direct: bool) -> Sent:
-    """A step of the front end on a plain module.
+def front(of: Sizes, algorithm: str, momentum: str, hvp_method: str, *, outer_uses_lam: bool) -> Sent:
+    """A step on a plain module, which finds out on each batch whether F reads λ."""
+    messages = list(_messages(of, algorithm, momentum, hvp_method, outer_uses_lam, finds_out=True))
+    numbers = sum(size + tensors for message in messages for size, tensors in message)
+    return Sent(len(messages), numbers + len(messages) * (of.world + 1))
 
-    Args:
-        direct: whether F reads λ.
-    """
+
+def core(of: Sizes, algorithm: str, momentum: str, *, outer_uses_lam: bool) -> Sent:
+    """A step on a function, which is told whether F reads λ; where λ has rows for the samples, `of.lam` is those of a
+    batch."""
+    messages = list(_messages(of, algorithm, momentum, "autograd", outer_uses_lam, finds_out=False))
+    numbers = sum(size for message in messages for size, _ in message)
+    return Sent(len(messages), numbers + len(messages))
+
+
+Derivative = tuple[int, int]
+"""Its numbers, and its tensors."""
+
+
+def _messages(
+    of: Sizes, algorithm: str, momentum: str, hvp_method: str, outer_uses_lam: bool, *, finds_out: bool
+) -> Iterator[list[Derivative]]:
+    """The derivatives that each pass sends."""
     by_omega = (of.omega, of.omega_tensors)
     by_lam = (of.lam, of.lam_tensors)
-    if algorithm == "soba" and products == "difference":
-        sent = [[by_omega, by_lam]] * 3
-    elif algorithm == "soba":
-        sent = [[by_omega, by_omega, by_lam], [by_omega, by_lam]]
-    elif products == "difference":
-        sent = [[by_omega], [by_omega], [by_omega, by_lam]]
-        sent += ([[by_lam], [by_lam]] + [[by_lam]] * direct) * _looks(momentum)
-    else:
-        sent = [[by_omega, by_omega], [by_omega, by_lam]]
-        sent += ([[by_lam]] + [[by_lam]] * direct) * _looks(momentum)
-    numbers = sum(size + tensors for message in sent for size, tensors in message)
-    return Sent(len(sent), numbers + len(sent) * (of.world + 1))
-
-
-def core(of: Sizes, algorithm: str, momentum: str, *, direct: bool) -> Sent:
-    """A step of the core through `fsla.Reduced`; where λ has rows for the samples, `of.lam` is those of a batch."""
+    looks = 2 if momentum == "storm" else 1
+    at_both_ends = 2 if hvp_method == "finite_difference" else 1
     if algorithm == "soba":
-        return Sent(3, 3 * of.omega + (2 if direct else 1) * of.lam)
-    looks = _looks(momentum)
-    messages = 3 + looks * (2 if direct else 1)
-    return Sent(messages, 3 * of.omega + (messages - 3 + direct) * of.lam)
-
-
-def _looks(momentum: str) -> int:
-    """At how many points λ's direction is asked for."""
-    return 2 if momentum == "storm" else 1
+        yield from [[by_omega, by_lam]] * 2 if at_both_ends == 2 else [[by_omega, by_omega, by_lam]]
+    else:
+        yield from [[by_omega]] * 2 if at_both_ends == 2 else [[by_omega, by_omega]]
+    yield [by_omega, by_lam] if outer_uses_lam or finds_out else [by_omega]
+    if algorithm == "soba":
+        return
+    yield from [[by_lam]] * at_both_ends * looks
+    if outer_uses_lam:
+        yield from [[by_lam]] * looks
+    elif finds_out and momentum == "storm":
+        yield [by_lam]  # F on a batch that it was not seen on before.
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ import gc
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -23,12 +23,12 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from fsla import algorithms
 from fsla._checks import whole_number
+from fsla._state_tree import tensors_of
 from fsla._tree import Tree
-from fsla.algorithms import Algorithm, Jacobi
-from fsla.problems import Sample, functional
-from fsla.problems._autograd import Mode
+from fsla.algorithms import Algorithm, Simultaneous
+from fsla.problems import StepBatches, make_functional
+from fsla.problems._autograd import HvpMethod
 from fsla.problems._functional import Network
-from fsla.problems._nest import tensors
 from fsla.steps import Adam, constant
 from fsla_benchmarks.steps.memory import peak_mb
 from fsla_benchmarks.steps.race import Key, Report, Row, race, reason, wait
@@ -44,9 +44,9 @@ from fsla_reproduction.problems.transformer import (
 
 BATCH = 8
 _RATES = constant(1.0, 1e-3, 1e-3)
-_ALGORITHMS: dict[str, Algorithm] = {
+_ALGORITHMS: dict[str, Algorithm[Any]] = {
     "soba": algorithms.soba(_RATES),
-    "soba with adam": Jacobi(constant(1.0, 1e-4, 1e-3), omega_update=Adam()),
+    "soba with adam": Simultaneous(step_sizes=constant(1.0, 1e-4, 1e-3), inner_update=Adam()),
     "fsla": algorithms.fsla(_RATES, momentum="none"),
 }
 
@@ -79,7 +79,7 @@ class Setting:
             model = Transformer(self.size)
         if compiled:
             model.compile()
-        return functional(model)[1]
+        return make_functional(model)[1]
 
     def weights(self) -> Tree:
         """ω at the start."""
@@ -137,12 +137,12 @@ class AdamWRun:
 class BilevelRun:
     """The weights of ten sources, learnt while the network trains."""
 
-    def __init__(self, setting: Setting, net: Network, algorithm: Algorithm, mode: Mode) -> None:
+    def __init__(self, setting: Setting, net: Network, algorithm: Algorithm[Any], hvp_method: HvpMethod) -> None:
         self._setting = setting
         self._algorithm = algorithm
-        self._exact = mode == "exact"
+        self._exact = hvp_method == "autograd"
         weighting = SourceWeighting(net, setting.text)
-        self._problem = weighting.problem(mode=mode, autocast_dtype=setting.autocast)
+        self._problem = weighting.problem(hvp_method=hvp_method, autocast_dtype=setting.autocast)
         with self._attention():
             at = weighting.start(setting.weights())
             self._state = algorithm.init(self._problem, at, self._draw())
@@ -150,10 +150,10 @@ class BilevelRun:
     def _attention(self) -> AbstractContextManager[None]:
         return sdpa_kernel(SDPBackend.MATH) if self._exact else nullcontext()
 
-    def _draw(self) -> Sample:
+    def _draw(self) -> StepBatches:
         text = self._setting.text
         batch = self._setting.batch
-        return Sample.draw("shared", lambda: batch(text.tokens), lambda: batch(text.trusted))
+        return StepBatches.draw("shared", lambda: batch(text.tokens), lambda: batch(text.trusted))
 
     def advance(self, n: int) -> None:
         with self._attention():
@@ -164,7 +164,7 @@ class BilevelRun:
         self._state = self._state.to(device)
 
     def held(self) -> list[Tensor]:
-        return list(tensors(self._state))
+        return tensors_of(self._state)
 
 
 def measure_transformer(
@@ -249,8 +249,8 @@ def _begun(setting: Setting, key: Key, net: Network) -> Contender:
     if key.method == "adamw":
         return AdamWRun(setting, compiled=key.engine == "compile")
     method, kind = key.method.split(", ")
-    mode: Mode = "exact" if kind == "exact" else "difference"
-    return BilevelRun(setting, net, _ALGORITHMS[method], mode)
+    hvp_method: HvpMethod = "autograd" if kind == "exact" else "finite_difference"
+    return BilevelRun(setting, net, _ALGORITHMS[method], hvp_method)
 
 
 def _memory(run: Contender, device: torch.device) -> tuple[float, float]:

@@ -23,7 +23,7 @@ from fsla_reproduction.results import Results, Runs, oracle_calls
 
 _STEPS = "hyper-iteration"
 _SECONDS = "seconds of running time"
-_CALLS = "oracle calls (∂G, ∂F, HVP, cross product)"
+_CALLS = "oracle calls (∂G, ∂F, HVP, mixed product)"
 _NAMES = {"valid_loss": "validation loss", "weight_auroc": "AUROC of the weights, wrong labels"}
 _TITLES = {
     "overview": "Data hyper-cleaning, the same oracle calls for every method",

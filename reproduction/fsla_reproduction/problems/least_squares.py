@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from fsla._tree import Tree
 from fsla.problems import Point, Problem
-from fsla.problems._batches import Batch
 from fsla_reproduction.problems.quadratic import Quadratic
 
 
@@ -51,13 +51,13 @@ class Synthetic:
     def losses(self) -> Problem:
         """The problem on its data, for automatic differentiation: every product passes over the rows."""
 
-        def inner(lam: Tree, omega: Tree, batch: Batch) -> Tensor:
+        def inner(lam: Tree, omega: Tree, batch: Any) -> Tensor:
             return (self.A_lam @ lam["lam"] + self.A_omega @ omega["omega"] - self.b_i).square().sum()
 
-        def outer(lam: Tree, omega: Tree, batch: Batch) -> Tensor:
+        def outer(lam: Tree, omega: Tree, batch: Any) -> Tensor:
             return (self.A_o @ omega["omega"] - self.b_o).square().sum()
 
-        return Problem(inner, outer, direct=False)
+        return Problem(inner, outer, outer_uses_lam=False)
 
     def quadratic(self) -> Quadratic:
         """The same problem in closed form (up to constants of F and G)."""
@@ -109,11 +109,11 @@ class LeastSquares:
         return cls(a, x, normal(rows), normal(rows, n), normal(rows), rho_omega, rho_lam)
 
     def losses(self) -> Problem:
-        def inner(lam: Tree, omega: Tree, rows: Batch) -> Tensor:
+        def inner(lam: Tree, omega: Tree, rows: Tensor) -> Tensor:
             gap = self.a[rows] @ omega["omega"] - self.x[rows] @ lam["lam"] - self.b[rows]
             return gap.square().mean() / 2 + self.rho_omega / 2 * omega["omega"].square().sum()
 
-        def outer(lam: Tree, omega: Tree, rows: Batch) -> Tensor:
+        def outer(lam: Tree, omega: Tree, rows: Tensor) -> Tensor:
             gap = self.c[rows] @ omega["omega"] - self.e[rows]
             return gap.square().mean() / 2 + self.rho_lam / 2 * lam["lam"].square().sum()
 

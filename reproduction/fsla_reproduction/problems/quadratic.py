@@ -3,24 +3,24 @@
     G = ½ ωᵀHω + λᵀJω - cᵀω        F = ½ ωᵀQω - qᵀω + λᵀRω + ½ λᵀSλ - sᵀλ
     ω_λ = H⁻¹(c - Jᵀλ)    v_λ = H⁻¹(Qω_λ + Rᵀλ - q)    ∇f = Rω_λ + Sλ - s - J v_λ
 
-A Quadratic answers the five oracles from its matrices; `losses()` gives the same problem to automatic differentiation.
+A Quadratic answers from its matrices; `losses()` gives the same problem to automatic differentiation.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Self
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from fsla._tree import Tree
-from fsla.problems import Inner, Outer, Point, Problem
-from fsla.problems._batches import Batch
+from fsla._tree import Leaves, Tree
+from fsla.problems import Batch, Oracles, Point, Problem, View
+
+NO_BATCH = Batch(None)
 
 
 @dataclass(frozen=True)
-class Quadratic:
+class Quadratic(Oracles):
     """λ is the tree {"lam": p-vector}, ω the tree {"omega": n-vector}; batches are ignored."""
 
     H: Tensor
@@ -53,15 +53,12 @@ class Quadratic:
     def point(self, lam: Tensor, omega: Tensor) -> Point:
         return Point({"lam": lam}, {"omega": omega})
 
-    def inner_at(self, at: Point, batch: Batch = None, seed: int | None = None) -> Inner:
-        return _QuadraticInner(self, at.lam["lam"], at.omega["omega"])
+    def inner_at(self, at: Point, batch: Batch = NO_BATCH, *, update_buffers: bool = False) -> View:
+        none, nothing = torch.zeros_like(self.S), torch.zeros_like(self.s)
+        return _QuadraticView(self.H, self.J, self.c, none, nothing, at.lam["lam"], at.omega["omega"])
 
-    def outer_at(self, at: Point, batch: Batch = None, seed: int | None = None) -> Outer:
-        return _QuadraticOuter(self, at.lam["lam"], at.omega["omega"])
-
-    def outer_products_at(self, at: Point, batch: Batch = None, seed: int | None = None) -> Inner:
-        exchanged = replace(self, H=self.Q, J=self.R, c=self.q)
-        return _QuadraticInner(exchanged, at.lam["lam"], at.omega["omega"])
+    def outer_at(self, at: Point, batch: Batch = NO_BATCH) -> View:
+        return _QuadraticView(self.Q, self.R, self.q, self.S, self.s, at.lam["lam"], at.omega["omega"])
 
     def losses(self) -> Problem:
         """The same problem as two losses for automatic differentiation."""
@@ -95,61 +92,32 @@ class Quadratic:
 
 
 @dataclass(frozen=True)
-class _QuadraticInner:
-    of: Quadratic
+class _QuadraticView(View):
+    """½ ωᵀAω + λᵀBω - aᵀω + ½ λᵀCλ - cᵀλ at a point."""
+
+    A: Tensor
+    B: Tensor
+    a: Tensor
+    C: Tensor
+    c: Tensor
     lam: Tensor
     omega: Tensor
 
     @property
-    def unit(self) -> float:
+    def eps(self) -> float:
         return torch.finfo(self.omega.dtype).eps
 
     @property
     def value(self) -> Tensor:
-        return self.omega @ (self.of.H @ self.omega / 2 + self.of.J.T @ self.lam - self.of.c)
+        own = self.omega @ (self.A @ self.omega / 2 - self.a)
+        return own + self.lam @ (self.B @ self.omega + self.C @ self.lam / 2 - self.c)
 
-    @property
-    def grad(self) -> Tree:
-        return {"omega": self.of.H @ self.omega + self.of.J.T @ self.lam - self.of.c}
+    def gradients(self, *, omega: bool = True, lam: bool = True) -> tuple[Tree, Leaves]:
+        by_omega = {"omega": self.A @ self.omega + self.B.T @ self.lam - self.a} if omega else {}
+        return by_omega, {"lam": self.B @ self.omega + self.C @ self.lam - self.c} if lam else {}
 
-    @property
-    def d_lam(self) -> Tree:
-        return {"lam": self.of.J @ self.omega}
+    def products(self, v: Tree, *, omega: bool = True, lam: bool = True) -> tuple[Tree, Leaves]:
+        return {"omega": self.A @ v["omega"]} if omega else {}, {"lam": self.B @ v["omega"]} if lam else {}
 
-    def gradients(self) -> tuple[Tree, Tree]:
-        return self.grad, self.d_lam
-
-    def hvp(self, v: Tree) -> Tree:
-        return {"omega": self.of.H @ v["omega"]}
-
-    def cross(self, v: Tree) -> Tree:
-        return {"lam": self.of.J @ v["omega"]}
-
-    def hvp_cross(self, v: Tree) -> tuple[Tree, Tree]:
-        return self.hvp(v), self.cross(v)
-
-    def cross_t(self, u: Tree) -> Tree:
-        return {"omega": self.of.J.T @ u["lam"]}
-
-    def linearised(self) -> Self:
-        return self
-
-
-@dataclass(frozen=True)
-class _QuadraticOuter:
-    of: Quadratic
-    lam: Tensor
-    omega: Tensor
-
-    @property
-    def value(self) -> Tensor:
-        own = self.omega @ (self.of.Q @ self.omega / 2 - self.of.q)
-        return own + self.lam @ (self.of.R @ self.omega + self.of.S @ self.lam / 2 - self.of.s)
-
-    @property
-    def d_lam(self) -> Tree:
-        return {"lam": self.of.R @ self.omega + self.of.S @ self.lam - self.of.s}
-
-    @property
-    def d_omega(self) -> Tree:
-        return {"omega": self.of.Q @ self.omega + self.of.R.T @ self.lam - self.of.q}
+    def mixed_hvp_transpose(self, u: Tree) -> Tree:
+        return {"omega": self.B.T @ u["lam"]}

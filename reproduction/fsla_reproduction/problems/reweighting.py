@@ -14,8 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from fsla._tree import Tree
-from fsla.problems import Point, WeightedProblem, functional
-from fsla.problems._batches import Batch
+from fsla.problems import Point, WeightedLossProblem, make_functional
 from fsla.problems._functional import Network
 
 
@@ -33,38 +32,38 @@ class Reweighting:
     @cached_property
     def network(self) -> tuple[Tree, Network]:
         """ω_0 and the model as a function of ω."""
-        return functional(self.model)
+        return make_functional(self.model)
 
     def start(self) -> Point:
         omega, _ = self.network
         return Point({"weight_logits": torch.zeros(len(self.train_y), device=self.train_x.device)}, omega)
 
-    def losses(self) -> WeightedProblem:
+    def losses(self) -> WeightedLossProblem:
         _, net = self.network
 
-        def scores(omega: Tree, index: Batch) -> Tensor:
+        def scores(omega: Tree, index: Tensor) -> Tensor:
             return net(omega, self.train_x[index])  # type: ignore[no-any-return]
 
-        def each(scores: Tensor, index: Batch) -> Tensor:
+        def each(scores: Tensor, index: Tensor) -> Tensor:
             return nn.functional.cross_entropy(scores, self.train_y[index], reduction="none")
 
-        def weight(rows: Tree, index: Batch) -> Tensor:
+        def weight(rows: Tree, index: Tensor) -> Tensor:
             return weights(rows)
 
         def ridge(omega: Tree) -> Tensor:
             return self.ridge / 2 * _square(omega)
 
-        def outer(lam: Tree, omega: Tree, index: Batch) -> Tensor:
+        def outer(lam: Tree, omega: Tree, index: Tensor) -> Tensor:
             return nn.functional.cross_entropy(net(omega, self.valid_x[index]), self.valid_y[index])
 
-        return WeightedProblem(
+        return WeightedLossProblem(
             each,
             weight,
             outer,
-            regulariser=ridge if self.ridge else None,
-            rows=lambda index: index,
-            outputs=scores,
-            direct=False,
+            regularizer=ridge if self.ridge else None,
+            row_index=lambda index: index,
+            model_outputs=scores,
+            outer_uses_lam=False,
         )
 
     @torch.no_grad()

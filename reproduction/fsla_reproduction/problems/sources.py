@@ -17,9 +17,8 @@ from torch import Tensor
 
 from fsla._checks import whole_number
 from fsla._tree import Tree
-from fsla.problems import Point, WeightedProblem
-from fsla.problems._autograd import Mode
-from fsla.problems._batches import Batch
+from fsla.problems import Point, WeightedLossProblem
+from fsla.problems._autograd import HvpMethod
 from fsla.problems._functional import Network
 from fsla_reproduction.problems.transformer import sequence_losses
 
@@ -100,17 +99,21 @@ class SourceWeighting:
     def start(self, omega: Tree) -> Point:
         return Point({"source_logits": torch.zeros(len(GRAMMARS), device=self.text.tokens.device)}, omega)
 
-    def problem(self, *, mode: Mode = "difference", autocast_dtype: torch.dtype | None = None) -> WeightedProblem:
-        def each(omega: Tree, index: Batch) -> Tensor:
+    def problem(
+        self, *, hvp_method: HvpMethod = "finite_difference", autocast_dtype: torch.dtype | None = None
+    ) -> WeightedLossProblem:
+        def each(omega: Tree, index: Tensor) -> Tensor:
             return self.sequence_losses(omega, self.text.tokens[index])
 
-        def weight(lam: Tree, index: Batch) -> Tensor:
+        def weight(lam: Tree, index: Tensor) -> Tensor:
             return weights(lam)[self.text.source[index]]
 
-        def outer(lam: Tree, omega: Tree, index: Batch) -> Tensor:
+        def outer(lam: Tree, omega: Tree, index: Tensor) -> Tensor:
             return self.sequence_losses(omega, self.text.trusted[index]).mean()
 
-        return WeightedProblem(each, weight, outer, direct=False, mode=mode, autocast_dtype=autocast_dtype)
+        return WeightedLossProblem(
+            each, weight, outer, outer_uses_lam=False, hvp_method=hvp_method, autocast_dtype=autocast_dtype
+        )
 
     def sequence_losses(self, omega: Tree, tokens: Tensor) -> Tensor:
         """The mean loss of a token, for each sequence."""

@@ -1,7 +1,8 @@
 """A decoder-only transformer, written as people write one: fused attention, LayerNorm, GELU, learnt positions.
 
 Attention is PyTorch's default, whose fused kernels have a first derivative and no second. So products with this network
-are taken by differences (`mode="difference"`), or exactly under `torch.nn.attention.sdpa_kernel(SDPBackend.MATH)`.
+are taken by differences (`hvp_method="finite_difference"`), or exactly under
+`torch.nn.attention.sdpa_kernel(SDPBackend.MATH)`.
 """
 
 from __future__ import annotations

@@ -2,133 +2,128 @@
 
     ω^{t+1} = ω^t - [a_t β ∂_ω F + (1 - a_t) τ ∂_ω G],   a_t = a / (t + 1)
 
-and λ moves along the derivative of F through all T steps. These are plain steps of size 1 on a mixture of the two
+and λ moves along the derivative of F through all T steps. These are plain steps of size τ on a mixture of the two
 losses, so that what differentiates inner steps serves here too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from typing import NamedTuple, Self
 
 from torch import Tensor
 
 from fsla._checks import positive, whole_number
-from fsla._tree import Leaves, Scalar, Tree, axpy, dense, scale
-from fsla.algorithms._alternating import State, Stepped
-from fsla.hypergradients._estimators import Unrolled
-from fsla.hypergradients._inner import Descent
-from fsla.problems._batches import Batch, Batches, Needs, Sample, batch_of_step
-from fsla.problems._problem import Inner, Oracles, Outer, Point, outer_products_at
-from fsla.problems._wrappers import Seeded
-from fsla.steps._schedules import Rates, callable_rates
-from fsla.steps._updates import GradientDescent, Projection, Update, onto
+from fsla._tree import Leaves, Scalar, Tree, axpy, clone, dense, scale
+from fsla.algorithms._base import Algorithm, State
+from fsla.algorithms._registry import register
+from fsla.algorithms._single_loop import Sizes
+from fsla.hypergradients._estimators import ReverseUnroll
+from fsla.problems._batches import Batch, BatchSpec, batch_at
+from fsla.problems._views import Point, View
+from fsla.problems._wrappers import ForwardingProblem
+from fsla.steps._context import StepContext, descend
+from fsla.steps._momentum import Position
+from fsla.steps._updates import Projection
 
 
-class Share(NamedTuple):
-    """The batch of an inner step: what F and G count in it, and a batch of each."""
+class MixedBatch(NamedTuple):
+    """The data of an inner step: what F and G count in it, and a batch of each."""
 
-    of_outer: Scalar
-    of_inner: Scalar
+    outer_weight: Scalar
+    inner_weight: Scalar
     outer: Batch
     inner: Batch
 
 
-@dataclass(frozen=True)
-class Aggregated:
-    """A problem whose inner loss is a mixture of F and G, by the `Share` that is its batch."""
+class MixedProblem(ForwardingProblem):
+    """A problem whose inner loss is a mixture of F and G, by the `MixedBatch` in its batch."""
 
-    problem: Oracles
-
-    def inner_at(self, at: Point, batch: Batch, seed: int | None = None) -> Inner:
-        outer = outer_products_at(self.problem, at, batch.outer, seed)
-        return _Mixed(self.problem.inner_at(at, batch.inner, seed), batch.of_inner, outer, batch.of_outer)
-
-    def outer_at(self, at: Point, batch: Batch, seed: int | None = None) -> Outer:
-        return self.problem.outer_at(at, batch, seed)
+    def inner_at(self, at: Point, batch: Batch, *, update_buffers: bool = False) -> View:
+        mixed: MixedBatch = batch.data
+        inner = self.problem.inner_at(at, mixed.inner, update_buffers=update_buffers)
+        return MixedView(inner, mixed.inner_weight, self.problem.outer_at(at, mixed.outer), mixed.outer_weight)
 
 
-@dataclass(frozen=True)
-class _Mixed:
+class MixedView(View):
     """a times one view, and b times another."""
 
-    first: Inner
-    a: Scalar
-    second: Inner
-    b: Scalar
+    def __init__(self, first: View, a: Scalar, second: View, b: Scalar) -> None:
+        self._first = first
+        self._a = a
+        self._second = second
+        self._b = b
 
     @property
-    def unit(self) -> float:
-        return self.first.unit
+    def eps(self) -> float:
+        return self._first.eps
 
     @property
     def value(self) -> Tensor:
-        return self.a * self.first.value + self.b * self.second.value
+        return self._a * self._first.value + self._b * self._second.value
 
     @property
-    def grad(self) -> Tree:
-        return axpy(self.a, self.first.grad, scale(self.b, self.second.grad))
+    def known_value(self) -> Tensor | None:
+        return self._first.known_value
 
-    @property
-    def d_lam(self) -> Leaves:
-        return axpy(self.a, self.first.d_lam, scale(self.b, self.second.d_lam))
+    def gradients(self, *, omega: bool = True, lam: bool = True) -> tuple[Tree, Leaves]:
+        first = self._first.gradients(omega=omega, lam=lam)
+        return self._mix(first, self._second.gradients(omega=omega, lam=lam))
 
-    def gradients(self) -> tuple[Tree, Leaves]:
-        return self.grad, self.d_lam
+    def products(self, v: Tree, *, omega: bool = True, lam: bool = True) -> tuple[Tree, Leaves]:
+        first = self._first.products(v, omega=omega, lam=lam)
+        return self._mix(first, self._second.products(v, omega=omega, lam=lam))
 
-    def hvp(self, v: Tree) -> Tree:
-        return axpy(self.a, self.first.hvp(v), scale(self.b, self.second.hvp(v)))
+    def mixed_hvp_transpose(self, u: Tree) -> Tree:
+        return axpy(self._a, self._first.mixed_hvp_transpose(u), scale(self._b, self._second.mixed_hvp_transpose(u)))
 
-    def cross(self, v: Tree) -> Leaves:
-        return axpy(self.a, self.first.cross(v), scale(self.b, self.second.cross(v)))
-
-    def hvp_cross(self, v: Tree) -> tuple[Tree, Leaves]:
-        (h, j), (other_h, other_j) = self.first.hvp_cross(v), self.second.hvp_cross(v)
-        return axpy(self.a, h, scale(self.b, other_h)), axpy(self.a, j, scale(self.b, other_j))
-
-    def cross_t(self, u: Tree) -> Tree:
-        return axpy(self.a, self.first.cross_t(u), scale(self.b, self.second.cross_t(u)))
-
-    def linearised(self) -> Self:
-        self.first.linearised()
-        self.second.linearised()
+    def linearized(self) -> Self:
+        self._first.linearized()
+        self._second.linearized()
         return self
 
+    def _mix(self, first: tuple[Tree, Leaves], second: tuple[Tree, Leaves]) -> tuple[Tree, Leaves]:
+        by_omega = axpy(self._a, first[0], scale(self._b, second[0]))
+        return by_omega, axpy(self._a, first[1], scale(self._b, second[1]))
 
-@dataclass(frozen=True)
-class Bda(Stepped):
+
+@dataclass(frozen=True, kw_only=True)
+class Bda(Algorithm[State]):
     """T aggregated steps from the last ω, differentiated in reverse on the batches that they were taken on."""
 
-    rates: Callable[[int], Rates]
-    T: int = 10
-    a: float = 0.5
-    outer: Update = field(default_factory=GradientDescent)
+    inner_steps: int = 10
+    aggregation: float = 0.5
 
     def __post_init__(self) -> None:
-        callable_rates(self.rates)
-        whole_number(self.T, "T", "Bda")
-        positive(self.a, "a", "Bda")
+        super().__post_init__()
+        whole_number(self.inner_steps, "inner_steps", "Bda")
+        positive(self.aggregation, "aggregation", "Bda")
 
     @property
-    def needs(self) -> Needs:
-        return Needs(inner=self.T, hvp=0, cross=0)
+    def batches(self) -> BatchSpec:
+        return BatchSpec(inner_grad=self.inner_steps, hvp=0, mixed_hvp=0)
 
-    def move(self, problem: Oracles, state: State, xi: Sample, rate: Rates) -> State:
-        self.needs.check(xi)
-        mixture = Aggregated(Seeded(problem, xi))
-        shares = Batches(
-            Share(share * rate.beta, (1 - share) * rate.tau, xi.outer_omega, batch_of_step(xi.inner, t))
-            for t, share in enumerate(self.a / (t + 1) for t in range(self.T))
-        )
-        steps = Descent(self.T, trail=True)
-        own = xi._replace(inner=shares, hvp=shares)
-        at, _ = steps.run(mixture, state.at, steps.init(state.at), own, 1.0)
-        d = dense(Unrolled().gradient(mixture, at, None, own))
-        lam, outer = self.outer(at.lam, d, rate.alpha, state.outer)
-        return State(state.k + 1, Point(lam, at.omega), None, None, d, outer)
+    def start(self, state: State, step: StepContext) -> State:
+        return state
+
+    def move(self, state: State, step: StepContext) -> State:
+        rates, outer = step.rates, step.batches.outer_grad_omega[0]
+        ratio = rates.adjoint_lr / step.updates.inner.step_size(rates.inner_lr)
+        data = [
+            MixedBatch(a * ratio, 1 - a, outer, batch_at(step.batches.inner_grad, t))
+            for t, a in enumerate(self.aggregation / (t + 1) for t in range(self.inner_steps))
+        ]
+        batches = tuple(Batch(mixed, mixed.inner.seed) for mixed in data)
+        mixture = step.reading(step.batches._replace(inner_grad=batches, hvp=batches), MixedProblem)
+        keep = clone if self.updates.in_place else dict
+        at, omega = descend(mixture, state.point, state.omega, self.inner_steps, keep=keep)
+        d = dense(ReverseUnroll().gradient(mixture, Position(at, {})))
+        return replace(state, lam=step.updates.outer(state.lam, d, rates.outer_lr), omega=omega, direction=d)
 
 
-def bda(rates: Callable[[int], Rates], *, T: int = 10, a: float = 0.5, project: Projection | None = None) -> Bda:
+@register("bda")
+def bda(
+    step_sizes: Sizes, *, inner_steps: int = 10, aggregation: float = 0.5, projection: Projection | None = None
+) -> Bda:
     """BDA. Per step: T each of ∂_ω G and ∂_ω F, and of joint products of both (one less of each HVP). β is F's step."""
-    return Bda(rates, T, a, onto(project))
+    return Bda(step_sizes=step_sizes, inner_steps=inner_steps, aggregation=aggregation, projection=projection)

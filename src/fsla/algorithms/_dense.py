@@ -9,91 +9,108 @@ The eigenvalues of Ĥ are kept at or above μ.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, replace
 
 import torch
 
 from fsla._checks import positive
-from fsla._tree import Tree, axpy, basis, flatten, unflatten, zeros_like
-from fsla.algorithms._alternating import State, Stepped
-from fsla.problems._batches import Needs, Sample
-from fsla.problems._problem import Oracles, Point
-from fsla.problems._wrappers import Seeded
-from fsla.steps._momentum import STORM
-from fsla.steps._schedules import Rates, callable_rates
-from fsla.steps._updates import GradientDescent, Projection, Update, onto
+from fsla._state_tree import saved
+from fsla._tree import Tree, axpy, basis, flatten, unflatten
+from fsla.algorithms._base import Algorithm, State
+from fsla.algorithms._registry import register
+from fsla.algorithms._single_loop import Sizes
+from fsla.problems._batches import BatchSpec
+from fsla.problems._views import Point
+from fsla.steps._context import StepContext
+from fsla.steps._momentum import STORM, Position
+from fsla.steps._updates import Projection
 
 
+@saved
 @dataclass(frozen=True)
-class DenseTracked(Stepped):
+class DenseState(State):
+    """State of `DenseTracked`.
+
+    Args:
+        before: where the step before began.
+        tracked: the matrices H and J, and the gradients where they are tracked, each as one tensor.
+    """
+
+    before: Position
+    tracked: Tree
+
+
+@dataclass(frozen=True, kw_only=True)
+class DenseTracked(Algorithm[DenseState]):
     """Tracks H and J; with `gradients`, ∂_ω G, ∂_ω F and ∂_λ F too; with `drift`, ω follows the move of λ."""
 
-    rates: Callable[[int], Rates]
     mu: float
     gradients: bool
     drift: bool
-    outer: Update = field(default_factory=GradientDescent)
 
     def __post_init__(self) -> None:
-        callable_rates(self.rates)
+        super().__post_init__()
         positive(self.mu, "mu", "DenseTracked")
 
     @property
-    def needs(self) -> Needs:
-        return Needs(cross=0)
+    def batches(self) -> BatchSpec:
+        return BatchSpec(mixed_hvp=0)
 
-    def init(self, problem: Oracles, at: Point, xi: Sample) -> State:
-        at, outer = self.started(problem, at, xi)
-        tracked = self._oracles(Seeded(problem, xi), xi, tracked=True)(at, None)
-        return State(0, at, at, tracked, zeros_like(at.lam), outer)
+    def start(self, state: State, step: StepContext) -> DenseState:
+        tracked = self._ask(step, state.point, tracked=True)
+        before = self.keep(Position(state.point, {}))
+        return DenseState(0, state.lam, state.omega, state.direction, state.measured, before, tracked)
 
-    def move(self, problem: Oracles, state: State, xi: Sample, rate: Rates) -> State:
-        self.needs.check(xi)
-        at = state.at
-        problem = Seeded(problem, xi)
-        oracles = self._oracles(problem, xi, tracked=True)
-        tracked = dict(STORM()(oracles, (at, None), (state.inner, None), state.memory, rate.eta))
+    def move(self, state: DenseState, step: StepContext) -> DenseState:
+        rates, updates = step.rates, step.updates
+        at = state.point
+        before = self.keep(Position(at, {}))
+        new, now = self._ask(step, at, tracked=True), self._ask(step, at, tracked=False)
+        old = self._ask(step, state.before.at, tracked=True)
+        tracked = dict(STORM()(new, old, state.tracked, rates.new_grad_weight))
         values, axes = torch.linalg.eigh((tracked["H"] + tracked["H"].T) / 2)
         values = values.clamp(min=self.mu)
         tracked["H"] = (axes * values) @ axes.T
-        now = {**tracked, **self._oracles(problem, xi, tracked=False)(at, None)}
+        now = tracked | now
         inverse = (axes / values) @ axes.T
-        d = unflatten(now["d_lam"] - now["J"] @ (inverse @ now["d_omega"]), at.lam)
-        lam, outer = self.outer(at.lam, d, rate.alpha, state.outer)
-        move = rate.tau * now["grad"]
+        d = unflatten(now["by_lam"] - now["J"] @ (inverse @ now["by_omega"]), before.at.lam)
+        lam = updates.outer(state.lam, d, rates.outer_lr)
+        move = updates.inner.step_size(rates.inner_lr) * now["grad"]
         if self.drift:
-            move = move + inverse @ (now["J"].T @ (flatten(lam) - flatten(at.lam)))
-        omega = axpy(-1.0, unflatten(move, at.omega), at.omega)
-        return State(state.k + 1, Point(lam, omega), at, tracked, d, outer)
+            move = move + inverse @ (now["J"].T @ (flatten(lam.value) - flatten(before.at.lam)))
+        omega = axpy(-1.0, unflatten(move, before.at.omega), before.at.omega)
+        return replace(
+            state,
+            lam=lam,
+            omega=updates.inner.set(state.omega, omega),
+            direction=d,
+            before=before,
+            tracked=tracked,
+        )
 
-    def _oracles(self, problem: Oracles, xi: Sample, *, tracked: bool) -> Callable[[Point, Any], Tree]:
+    def _ask(self, step: StepContext, at: Point, *, tracked: bool) -> dict[str, torch.Tensor]:
         """What is tracked at a point, or what is not, each as one vector or matrix."""
-
-        def gradients(at: Point) -> Tree:
-            d_omega = flatten(problem.outer_at(at, xi.outer_omega).d_omega)
-            d_lam = flatten(problem.outer_at(at, xi.outer_lam).d_lam)
-            return {"grad": flatten(problem.inner_at(at, xi.inner).grad), "d_omega": d_omega, "d_lam": d_lam}
-
-        def matrices(at: Point) -> Tree:
-            view = problem.inner_at(at, xi.hvp).linearised()
-            pairs = [view.hvp_cross(e) for e in basis(at.omega)]
-            columns = {"H": [flatten(h) for h, _ in pairs], "J": [flatten(j) for _, j in pairs]}
-            return {name: torch.stack(parts, 1) for name, parts in columns.items()}
-
-        def found(at: Point, memory: None) -> Tree:
-            first = gradients(at) if self.gradients == tracked else {}
-            return {**first, **(matrices(at) if tracked else {})}
-
+        batches = step.batches
+        found: dict[str, torch.Tensor] = {}
+        if self.gradients == tracked:
+            found["grad"] = flatten(step.inner_at(at, batches.inner_grad[0]).grad_omega)
+            found["by_omega"] = flatten(step.outer_at(at, batches.outer_grad_omega[0]).grad_omega)
+            found["by_lam"] = flatten(step.outer_at(at, batches.outer_grad_lam[0]).grad_lam)
+        if tracked:
+            view = step.inner_at(at, batches.hvp[0]).linearized()
+            pairs = [view.products(e) for e in basis(at.omega)]
+            found["H"] = torch.stack([flatten(h) for h, _ in pairs], 1)
+            found["J"] = torch.stack([flatten(j) for _, j in pairs], 1)
         return found
 
 
-def stable(rates: Callable[[int], Rates], *, mu: float = 1e-3, project: Projection | None = None) -> DenseTracked:
+@register("stable")
+def stable(step_sizes: Sizes, *, mu: float = 1e-3, projection: Projection | None = None) -> DenseTracked:
     """STABLE. Per step: 1 ∂_ω G, 1 of each derivative of F, 2 n joint products, an eigendecomposition of n x n."""
-    return DenseTracked(rates, mu, gradients=False, drift=True, outer=onto(project))
+    return DenseTracked(step_sizes=step_sizes, mu=mu, gradients=False, drift=True, projection=projection)
 
 
-def svrb(rates: Callable[[int], Rates], *, mu: float = 1e-3, project: Projection | None = None) -> DenseTracked:
+@register("svrb")
+def svrb(step_sizes: Sizes, *, mu: float = 1e-3, projection: Projection | None = None) -> DenseTracked:
     """SVRB. Per step: 2 of each gradient, 2 n joint products, an eigendecomposition of n x n."""
-    return DenseTracked(rates, mu, gradients=True, drift=False, outer=onto(project))
+    return DenseTracked(step_sizes=step_sizes, mu=mu, gradients=True, drift=False, projection=projection)

@@ -2,43 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 
-from fsla._tree import zeros_like
-from fsla.algorithms._alternating import State, Stepped
-from fsla.hypergradients._inner import Descent
-from fsla.problems._batches import Needs, Sample
-from fsla.problems._problem import Oracles, Point, checked
-from fsla.problems._wrappers import Seeded
-from fsla.steps._schedules import Rates, callable_rates
+from fsla._checks import whole_number
+from fsla.algorithms._base import Algorithm, State
+from fsla.algorithms._single_loop import AUTOMATIC, Sizes
+from fsla.problems._batches import BatchSpec
+from fsla.steps._context import StepContext, descend
 
 
-@dataclass(frozen=True)
-class Fixed(Stepped):
-    """ω ← ω - τ ∂_ω G(λ, ω), and nothing else. Of a sample it reads `inner` alone."""
+@dataclass(frozen=True, kw_only=True)
+class Fixed(Algorithm[State]):
+    """ω ← ω - τ ∂_ω G(λ, ω), `inner_steps` times a step, and nothing else. It reads `inner_grad` alone."""
 
-    rates: Callable[[int], Rates]
-    inner: Descent = field(default_factory=Descent)
+    inner_steps: int = 1
 
     def __post_init__(self) -> None:
-        callable_rates(self.rates)
+        super().__post_init__()
+        whole_number(self.inner_steps, "inner_steps", "Fixed")
 
     @property
-    def needs(self) -> Needs:
-        return Needs(inner=self.inner.steps, outer_omega=0, hvp=0, outer_lam=0, cross=0)
+    def batches(self) -> BatchSpec:
+        return BatchSpec(self.inner_steps, 0, 0, 0, 0)
 
-    def init(self, problem: Oracles, at: Point, xi: Sample) -> State:
-        self.needs.check(xi)
-        at = checked(problem, at, xi)
-        return State(0, at, self.inner.init(at), None, zeros_like(at.lam))
+    def start(self, state: State, step: StepContext) -> State:
+        return state
 
-    def move(self, problem: Oracles, state: State, xi: Sample, rate: Rates) -> State:
-        self.needs.check(xi)
-        at, inner = self.inner.run(Seeded(problem, xi), state.at, state.inner, xi, rate.tau)
-        return state._replace(k=state.k + 1, at=at, inner=inner)
+    def move(self, state: State, step: StepContext) -> State:
+        return self.train(state, step)
+
+    def train(self, state: State, step: StepContext) -> State:
+        return replace(state, omega=descend(step, state.point, state.omega, self.inner_steps)[1])
 
 
-def fixed(rates: Callable[[int], Rates]) -> Fixed:
+def fixed(step_sizes: Sizes = AUTOMATIC, *, inner_steps: int = 1) -> Fixed:
     """SGD on ω alone, at a fixed λ."""
-    return Fixed(rates)
+    return Fixed(step_sizes=step_sizes, inner_steps=inner_steps)

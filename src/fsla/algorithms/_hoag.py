@@ -6,91 +6,121 @@ falls by 1 / `up` after one that did. How many gradients and products a step tak
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 
 import torch
+from torch import Tensor
 
 from fsla._checks import positive, whole_number
-from fsla._tree import Tree, axpy, dense, norm, sub, zeros_like
-from fsla.algorithms._alternating import State, Stepped
+from fsla._state_tree import saved
+from fsla._tree import Tree, axpy, dense, norm, scalar, sub, zeros_like
+from fsla.algorithms._base import Algorithm, State
+from fsla.algorithms._registry import register
+from fsla.algorithms._single_loop import Sizes
 from fsla.hypergradients._estimators import readout
 from fsla.hypergradients._linsolve import Matvec, cg
-from fsla.problems._batches import Needs, Sample
-from fsla.problems._problem import Oracles, Point
-from fsla.problems._wrappers import Seeded
-from fsla.steps._schedules import Rates, callable_rates
-from fsla.steps._updates import GradientDescent, Projection, Update, onto
+from fsla.problems._views import Point
+from fsla.steps._context import StepContext
+from fsla.steps._updates import Projection, Variable
 
 
+@saved
 @dataclass(frozen=True)
-class Hoag(Stepped):
-    """The tolerance of step k is tolerance · decay^k; no solve takes more than `most` steps."""
+class HoagState(State):
+    """State of `Hoag`.
 
-    rates: Callable[[int], Rates]
-    tolerance: float = 0.1
-    decay: float = 0.9
-    most: int = 100
-    up: float = 2.0
-    down: float = 0.9
-    outer: Update = field(default_factory=GradientDescent)
-    capturable = False
+    Args:
+        adjoint: v.
+        outer_lr: the present step of λ.
+        outer_loss: F at the step before.
+    """
 
-    def __post_init__(self) -> None:
-        callable_rates(self.rates)
-        for name in ("tolerance", "decay", "up", "down"):
-            positive(getattr(self, name), name, "Hoag")
-        whole_number(self.most, "most", "Hoag")
+    adjoint: Tree
+    outer_lr: Tensor
+    outer_loss: Tensor
 
     @property
-    def needs(self) -> Needs:
-        return Needs()
+    def v(self) -> Tree:
+        return self.adjoint
 
-    def init(self, problem: Oracles, at: Point, xi: Sample) -> State:
-        at, outer = self.started(problem, at, xi)
-        like = next(iter(at.lam.values()))
-        memory = {"step": like.new_tensor(float(self.rates(0).alpha)), "value": like.new_tensor(torch.inf)}
-        return State(0, at, memory, zeros_like(at.omega), zeros_like(at.lam), outer)
 
-    def move(self, problem: Oracles, state: State, xi: Sample, rate: Rates) -> State:
-        self.needs.check(xi)
-        problem = Seeded(problem, xi)
-        tolerance = self.tolerance * self.decay**state.k
-        at = self._solved(problem, state.at, xi, rate, tolerance)
-        outer_view = problem.outer_at(at, xi.outer_omega)
-        v = self._system(problem.inner_at(at, xi.hvp).linearised().hvp, outer_view.d_omega, state.memory, tolerance)
-        d = dense(readout(problem, at, v, xi))
+@dataclass(frozen=True, kw_only=True)
+class Hoag(Algorithm[HoagState]):
+    """The tolerance of step k is tolerance · decay^k; no solve takes more than `max_iter` steps."""
+
+    tolerance: float = 0.1
+    decay: float = 0.9
+    max_iter: int = 100
+    up: float = 2.0
+    down: float = 0.9
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("tolerance", "decay", "up", "down"):
+            positive(getattr(self, name), name, "Hoag")
+        whole_number(self.max_iter, "max_iter", "Hoag")
+
+    @property
+    def capturable(self) -> bool:
+        return False
+
+    def start(self, state: State, step: StepContext) -> HoagState:
+        lam = state.lam.value
+        adjoint = zeros_like(state.omega.value)
+        outer_lr, outer_loss = scalar(float(step.rates.outer_lr), lam), scalar(torch.inf, lam)
+        return HoagState(0, state.lam, state.omega, state.direction, state.measured, adjoint, outer_lr, outer_loss)
+
+    def move(self, state: HoagState, step: StepContext) -> HoagState:
+        batches, updates = step.batches, step.updates
+        tolerance = self.tolerance * self.decay**step.step_count
+        omega = self._descend(step, state, tolerance)
+        at = Point(state.lam.value, omega.value)
+        outer_view = step.outer_at(at, batches.outer_grad_omega[0])
+        matvec = step.inner_at(at, batches.hvp[0]).linearized().hvp
+        adjoint = self._solve(matvec, outer_view.grad_omega, state.adjoint, tolerance)
+        d = dense(readout(step, at, adjoint))
         value = outer_view.value
-        step = state.inner["step"]
-        if state.k:
-            step = torch.where(value <= state.inner["value"] + tolerance, step / self.down, step / self.up)
-        lam, outer = self.outer(at.lam, d, step, state.outer)
-        memory = {"step": step, "value": value.detach()}
-        return State(state.k + 1, Point(lam, at.omega), memory, v, d, outer)
+        outer_lr = state.outer_lr
+        if step.step_count:
+            fell = value <= state.outer_loss + tolerance
+            outer_lr = torch.where(fell, outer_lr / self.down, outer_lr / self.up)
+        lam = updates.outer(state.lam, d, outer_lr)
+        return replace(
+            state,
+            lam=lam,
+            omega=omega,
+            direction=d,
+            adjoint=adjoint,
+            outer_lr=outer_lr,
+            outer_loss=value.detach().to(outer_lr.dtype),
+        )
 
-    def _solved(self, problem: Oracles, at: Point, xi: Sample, rate: Rates, tolerance: float) -> Point:
-        for _ in range(self.most):
-            grad = problem.inner_at(at, xi.inner).grad
-            if float(norm(grad)) <= tolerance:
+    def _descend(self, step: StepContext, state: HoagState, tolerance: float) -> Variable:
+        omega = state.omega
+        for _ in range(self.max_iter):
+            at = Point(state.lam.value, omega.value)
+            g = step.inner_at(at, step.batches.inner_grad[0]).grad_omega
+            if float(norm(g)) <= tolerance:
                 break
-            at = Point(at.lam, axpy(-rate.tau, grad, at.omega))
-        return at
+            omega = step.updates.inner(omega, g, step.rates.inner_lr)
+        return omega
 
-    def _system(self, matvec: Matvec, b: Tree, v: Tree, tolerance: float) -> Tree:
+    def _solve(self, matvec: Matvec, b: Tree, v: Tree, tolerance: float) -> Tree:
         residual = sub(b, matvec(v))
         size = float(norm(residual))
         if size <= tolerance:
             return v
-        return axpy(1.0, cg(matvec, residual, steps=self.most, tol=tolerance / size, stop_early=True), v)
+        return axpy(1.0, cg(matvec, residual, steps=self.max_iter, tol=tolerance / size, stop_early=True), v)
 
 
+@register("hoag")
 def hoag(
-    rates: Callable[[int], Rates],
+    step_sizes: Sizes,
     *,
     tolerance: float = 0.1,
     decay: float = 0.9,
-    most: int = 100,
-    project: Projection | None = None,
+    max_iter: int = 100,
+    projection: Projection | None = None,
 ) -> Hoag:
-    """HOAG. τ of the rates is the inner step, α the first step of λ."""
-    return Hoag(rates, tolerance, decay, most, outer=onto(project))
+    """HOAG. The inner step size is τ of the step sizes, the first step of λ is α."""
+    return Hoag(step_sizes=step_sizes, tolerance=tolerance, decay=decay, max_iter=max_iter, projection=projection)

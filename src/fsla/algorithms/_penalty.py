@@ -8,87 +8,112 @@ by ρ ∂_ω G, and the penalty by a factor by which ω's steps then fall, since
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 
 import torch
+from torch import Tensor
 
 from fsla._checks import positive, whole_number
-from fsla._tree import Tree, axpy, dense, norm, zeros_like
-from fsla.algorithms._alternating import State, Stepped
-from fsla.problems._batches import Needs, Sample, batch_of_step
-from fsla.problems._problem import Oracles, Point
-from fsla.problems._wrappers import Seeded
-from fsla.steps._schedules import Rates, callable_rates
-from fsla.steps._updates import GradientDescent, Projection, Update, onto
+from fsla._state_tree import saved
+from fsla._tree import Tree, axpy, dense, norm, scalar, scale, zeros_like
+from fsla.algorithms._base import Algorithm, State
+from fsla.algorithms._registry import register
+from fsla.algorithms._single_loop import Sizes
+from fsla.problems._batches import BatchSpec, batch_at
+from fsla.problems._views import Point
+from fsla.steps._context import StepContext
+from fsla.steps._updates import Projection
 
 
+@saved
 @dataclass(frozen=True)
-class Penalty(Stepped):
+class PenaltyState(State):
+    """State of `Penalty`.
+
+    Args:
+        nu: ν, the multiplier of ∂_ω G = 0.
+        rho: ρ.
+        bound: how small both derivatives must be for ν to grow.
+    """
+
+    nu: Tree
+    rho: Tensor
+    bound: Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class Penalty(Algorithm[PenaltyState]):
     """T steps on ω, then one on λ; `rho` and `bound` are where penalty and tolerance start."""
 
-    rates: Callable[[int], Rates]
-    T: int = 10
+    inner_steps: int = 10
     rho: float = 1.0
     grow: float = 1.1
     bound: float = 1.0
     shrink: float = 0.9
-    outer: Update = field(default_factory=GradientDescent)
 
     def __post_init__(self) -> None:
-        callable_rates(self.rates)
-        whole_number(self.T, "T", "Penalty")
+        super().__post_init__()
+        whole_number(self.inner_steps, "inner_steps", "Penalty")
         for name in ("rho", "grow", "bound", "shrink"):
             positive(getattr(self, name), name, "Penalty")
 
     @property
-    def needs(self) -> Needs:
-        return Needs(inner=self.T, hvp=self.T)
+    def batches(self) -> BatchSpec:
+        return BatchSpec(inner_grad=self.inner_steps, hvp=self.inner_steps)
 
-    def init(self, problem: Oracles, at: Point, xi: Sample) -> State:
-        at, outer = self.started(problem, at, xi)
-        like = next(iter(at.lam.values()))
-        weights = {"rho": like.new_tensor(self.rho), "bound": like.new_tensor(self.bound)}
-        return State(0, at, weights, zeros_like(at.omega), zeros_like(at.lam), outer)
+    def start(self, state: State, step: StepContext) -> PenaltyState:
+        rho, bound = scalar(self.rho, state.lam.value), scalar(self.bound, state.lam.value)
+        nu = zeros_like(state.omega.value)
+        return PenaltyState(0, state.lam, state.omega, state.direction, state.measured, nu, rho, bound)
 
-    def move(self, problem: Oracles, state: State, xi: Sample, rate: Rates) -> State:
-        self.needs.check(xi)
-        problem = Seeded(problem, xi)
-        nu = state.memory
-        rho = state.inner["rho"]
-        at = state.at
+    def move(self, state: PenaltyState, step: StepContext) -> PenaltyState:
+        batches, updates, rates = step.batches, step.updates, step.rates
+        rho, omega = state.rho, state.omega
 
-        def pulled(at: Point, t: int) -> tuple[Tree, Tree, Tree]:
+        def gradients(at: Point, t: int) -> tuple[Tree, Tree, Tree]:
             """∂_ω G, u = ν + ρ ∂_ω G, and the derivative in ω of the penalised function."""
-            grad = problem.inner_at(at, batch_of_step(xi.inner, t)).grad
-            u = axpy(rho, grad, nu)
-            product = problem.inner_at(at, batch_of_step(xi.hvp, t)).hvp(u)
-            return grad, u, axpy(1.0, product, problem.outer_at(at, xi.outer_omega).d_omega)
+            g = step.inner_at(at, batch_at(batches.inner_grad, t)).grad_omega
+            u = axpy(rho, g, state.nu)
+            product = step.inner_at(at, batch_at(batches.hvp, t)).hvp(u)
+            return g, u, axpy(1.0, product, step.outer_at(at, batches.outer_grad_omega[0]).grad_omega)
 
-        for t in range(self.T):
-            at = Point(at.lam, axpy(-rate.tau * self.rho / rho, pulled(at, t)[2], at.omega))
-        grad, u, by_omega = pulled(at, self.T - 1)
-        d_lam = problem.outer_at(at, xi.outer_lam).d_lam
-        d = dense(axpy(1.0, problem.inner_at(at, xi.cross).cross(u), d_lam))
-        small = torch.hypot(norm(d), norm(by_omega)) < state.inner["bound"]
-        nu = axpy(torch.where(small, rho, 0.0), grad, nu)
-        weights = {
-            "rho": torch.where(small, self.grow * rho, rho),
-            "bound": torch.where(small, self.shrink * state.inner["bound"], state.inner["bound"]),
-        }
-        lam, outer = self.outer(at.lam, d, rate.alpha, state.outer)
-        return State(state.k + 1, Point(lam, at.omega), weights, nu, d, outer)
+        for t in range(self.inner_steps):
+            at = Point(state.lam.value, omega.value)
+            omega = updates.inner(omega, scale(self.rho / rho, gradients(at, t)[2]), rates.inner_lr)
+        at = Point(state.lam.value, omega.value)
+        g, u, by_omega = gradients(at, self.inner_steps - 1)
+        by_lam = step.outer_at(at, batches.outer_grad_lam[0]).grad_lam
+        d = dense(axpy(1.0, step.inner_at(at, batches.mixed_hvp[0]).mixed_hvp(u), by_lam))
+        small = torch.hypot(norm(d), norm(by_omega)) < state.bound
+        return replace(
+            state,
+            lam=updates.outer(state.lam, d, rates.outer_lr),
+            omega=omega,
+            direction=d,
+            nu=axpy(torch.where(small, rho, 0.0), g, state.nu),
+            rho=torch.where(small, self.grow * rho, rho),
+            bound=torch.where(small, self.shrink * state.bound, state.bound),
+        )
 
 
+@register("penalty")
 def penalty(
-    rates: Callable[[int], Rates],
+    step_sizes: Sizes,
     *,
-    T: int = 10,
+    inner_steps: int = 10,
     rho: float = 1.0,
     grow: float = 1.1,
     bound: float = 1.0,
     shrink: float = 0.9,
-    project: Projection | None = None,
+    projection: Projection | None = None,
 ) -> Penalty:
-    """The penalty method. Per step: T + 1 each of ∂_ω G, ∂_ω F and HVPs, one cross product."""
-    return Penalty(rates, T, rho, grow, bound, shrink, onto(project))
+    """The penalty method. Per step: T + 1 each of ∂_ω G, ∂_ω F and HVPs, one mixed product."""
+    return Penalty(
+        step_sizes=step_sizes,
+        inner_steps=inner_steps,
+        rho=rho,
+        grow=grow,
+        bound=bound,
+        shrink=shrink,
+        projection=projection,
+    )

@@ -10,8 +10,7 @@ division by γ would lose bits, so that ω and u are whole numbers (multiples of
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from fractions import Fraction
 
 import torch
@@ -19,12 +18,13 @@ from torch import Tensor
 
 from fsla._checks import whole_number
 from fsla._tree import Scalar, Tree, axpy, dense, scale, zeros_like
-from fsla.algorithms._alternating import State, Stepped
-from fsla.problems._batches import Needs, Sample, batch_of_step
-from fsla.problems._problem import Oracles, Point
-from fsla.problems._wrappers import Seeded
-from fsla.steps._schedules import Rates, callable_rates
-from fsla.steps._updates import GradientDescent, Projection, Update, onto
+from fsla.algorithms._base import Algorithm, State
+from fsla.algorithms._registry import register
+from fsla.algorithms._single_loop import Sizes
+from fsla.problems._batches import BatchSpec, batch_at
+from fsla.problems._views import Point
+from fsla.steps._context import StepContext
+from fsla.steps._updates import Projection
 
 ONE = 2.0**40
 FULL = 52
@@ -87,18 +87,16 @@ def _plus(x: Tree, y: Tree, sign: int) -> Tree:
     return {name: t + sign * y[name] for name, t in x.items()}
 
 
-@dataclass(frozen=True)
-class Reversible(Stepped):
+@dataclass(frozen=True, kw_only=True)
+class Reversible(Algorithm[State]):
     """T momentum steps from the last ω, differentiated in reverse on the batches that they were taken on."""
 
-    rates: Callable[[int], Rates]
-    T: int = 10
+    inner_steps: int = 10
     decay: float = 0.9
-    outer: Update = field(default_factory=GradientDescent)
 
     def __post_init__(self) -> None:
-        callable_rates(self.rates)
-        whole_number(self.T, "T", "Reversible")
+        super().__post_init__()
+        whole_number(self.inner_steps, "inner_steps", "Reversible")
         if not 0 < self._share < 1:
             raise ValueError(f"The 'decay' of Reversible must lie between 0 and 1. Got {self.decay!r} instead.")
 
@@ -107,14 +105,17 @@ class Reversible(Stepped):
         return Fraction(self.decay).limit_denominator(100)
 
     @property
-    def needs(self) -> Needs:
-        return Needs(inner=self.T, hvp=0, cross=0)
+    def batches(self) -> BatchSpec:
+        return BatchSpec(inner_grad=self.inner_steps, hvp=0, mixed_hvp=0)
 
-    def move(self, problem: Oracles, state: State, xi: Sample, rate: Rates) -> State:
-        self.needs.check(xi)
-        problem = Seeded(problem, xi)
-        lam = state.at.lam
-        like = state.at.omega
+    def start(self, state: State, step: StepContext) -> State:
+        return state
+
+    def move(self, state: State, step: StepContext) -> State:
+        batches, updates = step.batches, step.updates
+        lam = state.lam.value
+        like = state.omega.value
+        lr = updates.inner.step_size(step.rates.inner_lr)
         keep = float(self._share)
         bits = Bits(self._share, like)
         omega = _whole(like)
@@ -124,36 +125,41 @@ class Reversible(Stepped):
             return _whole(scale(keep - 1, grad))
 
         def moved(u: Tree) -> Tree:
-            return _whole(scale(_double(rate.tau), {name: t.double() / ONE for name, t in u.items()}))
+            return _whole(scale(_double(lr), {name: t.double() / ONE for name, t in u.items()}))
 
-        for t in range(self.T):
-            grad = problem.inner_at(Point(lam, _real(omega, like)), batch_of_step(xi.inner, t)).grad
+        for t in range(self.inner_steps):
+            grad = step.inner_at(Point(lam, _real(omega, like)), batch_at(batches.inner_grad, t)).grad_omega
             u = _plus(bits.times(u), pushed(grad), 1)
             omega = _plus(omega, moved(u), 1)
         at = Point(lam, _real(omega, like))
-        by_omega = problem.outer_at(at, xi.outer_omega).d_omega
-        d = problem.outer_at(at, xi.outer_lam).d_lam
+        by_omega = step.outer_at(at, batches.outer_grad_omega[0]).grad_omega
+        d = step.outer_at(at, batches.outer_grad_lam[0]).grad_lam
         by_u = zeros_like(like)
-        for t in reversed(range(self.T)):
-            by_u = axpy(rate.tau, by_omega, by_u)
+        for t in reversed(range(self.inner_steps)):
+            by_u = axpy(lr, by_omega, by_u)
             omega = _plus(omega, moved(u), -1)
-            view = problem.inner_at(Point(lam, _real(omega, like)), batch_of_step(xi.inner, t))
-            u = bits.undo(_plus(u, pushed(view.grad), -1))
-            h, j = view.hvp_cross(by_u)
+            view = step.inner_at(Point(lam, _real(omega, like)), batch_at(batches.inner_grad, t))
+            u = bits.undo(_plus(u, pushed(view.grad_omega), -1))
+            h, j = view.products(by_u)
             by_omega = axpy(keep - 1, h, by_omega)
             d = axpy(keep - 1, j, d)
             by_u = scale(keep, by_u)
         d = dense(d)
-        lam, outer = self.outer(lam, d, rate.alpha, state.outer)
-        return State(state.k + 1, Point(lam, at.omega), None, None, d, outer)
+        return replace(
+            state,
+            lam=updates.outer(state.lam, d, step.rates.outer_lr),
+            omega=updates.inner.set(state.omega, at.omega),
+            direction=d,
+        )
 
 
 def _double(x: Scalar) -> Scalar:
     return x.double() if isinstance(x, Tensor) else x
 
 
+@register("reversible")
 def reversible(
-    rates: Callable[[int], Rates], *, T: int = 10, decay: float = 0.9, project: Projection | None = None
+    step_sizes: Sizes, *, inner_steps: int = 10, decay: float = 0.9, projection: Projection | None = None
 ) -> Reversible:
     """Reversible learning. Per step: 2 T ∂_ω G and T joint products, and no path."""
-    return Reversible(rates, T, decay, onto(project))
+    return Reversible(step_sizes=step_sizes, inner_steps=inner_steps, decay=decay, projection=projection)

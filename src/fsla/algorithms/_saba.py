@@ -2,90 +2,114 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from fsla._checks import whole_number
-from fsla._tree import sub, zeros_like
-from fsla.algorithms._alternating import State, Stepped
-from fsla.problems._batches import Batch, Needs, Numbered, Sample
-from fsla.problems._problem import Oracles, Point
-from fsla.problems._wrappers import Seeded
-from fsla.steps._saga import corrected, empty
-from fsla.steps._schedules import Rates, callable_rates
-from fsla.steps._updates import GradientDescent, Projection, Update, onto
+from fsla._state_tree import saved
+from fsla._tree import Tree, sub, zeros_like
+from fsla.algorithms._base import Algorithm, State
+from fsla.algorithms._registry import register
+from fsla.algorithms._single_loop import Sizes
+from fsla.problems._batches import Batch, BatchSpec
+from fsla.steps._context import StepContext
+from fsla.steps._saga import Table, corrected, empty
+from fsla.steps._updates import Projection, Variable
 
 
+@saved
 @dataclass(frozen=True)
-class Saba(Stepped):
-    """The sample's `inner` and `outer_omega` must be `Numbered` batches, unless there is one of each."""
+class SabaState(State):
+    """State of `Saba`.
 
-    rates: Callable[[int], Rates]
+    Args:
+        adjoint: v.
+        tables: what each batch said last, by oracle.
+    """
+
+    adjoint: Variable
+    tables: Mapping[str, Table]
+
+    @property
+    def v(self) -> Tree:
+        return self.adjoint.value
+
+
+@dataclass(frozen=True, kw_only=True)
+class Saba(Algorithm[SabaState]):
+    """The batches `inner_grad` and `outer_grad_omega` must have a number, unless there is one of each."""
+
     inner_batches: int = 1
     outer_batches: int = 1
-    outer: Update = field(default_factory=GradientDescent)
 
     def __post_init__(self) -> None:
-        callable_rates(self.rates)
+        super().__post_init__()
         whole_number(self.inner_batches, "inner_batches", "Saba")
         whole_number(self.outer_batches, "outer_batches", "Saba")
 
     @property
-    def needs(self) -> Needs:
-        return Needs(hvp=0, outer_lam=0, cross=0)
+    def batches(self) -> BatchSpec:
+        return BatchSpec(hvp=0, outer_grad_lam=0, mixed_hvp=0)
 
-    def init(self, problem: Oracles, at: Point, xi: Sample) -> State:
-        at, outer = self.started(problem, at, self._plain(xi))
-        of_omega = {name: empty(at.omega, self.inner_batches) for name in ("grad", "hvp")}
-        tables = of_omega | {
-            "cross": empty(at.lam, self.inner_batches),
-            "d_omega": empty(at.omega, self.outer_batches),
-            "d_lam": empty(at.lam, self.outer_batches),
+    @property
+    def moves_adjoint(self) -> bool:
+        return True
+
+    @property
+    def at_one_point(self) -> bool:
+        return True
+
+    def start(self, state: State, step: StepContext) -> SabaState:
+        omega, lam = state.omega.value, state.lam.value
+        tables = {
+            "inner_grad": empty(omega, self.inner_batches),
+            "hvp": empty(omega, self.inner_batches),
+            "mixed_hvp": empty(lam, self.inner_batches),
+            "outer_grad_omega": empty(omega, self.outer_batches),
+            "outer_grad_lam": empty(lam, self.outer_batches),
         }
-        return State(0, at, tables, zeros_like(at.omega), zeros_like(at.lam), outer)
+        adjoint = step.updates.adjoint.init(zeros_like(omega))
+        return SabaState(0, state.lam, state.omega, state.direction, state.measured, adjoint, tables)
 
-    def move(self, problem: Oracles, state: State, xi: Sample, rate: Rates) -> State:
-        self.needs.check(xi)
-        at = state.at
-        v = state.memory
-        own = self._plain(xi)
-        problem = Seeded(problem, own)
-        inner = problem.inner_at(at, own.inner)
-        outer = problem.outer_at(at, own.outer_omega)
-        hvp, cross = inner.hvp_cross(v)
-        device = next(iter(v.values())).device
-        i = _number(xi.inner, self.inner_batches, "inner", device)
-        j = _number(xi.outer_omega, self.outer_batches, "outer", device)
-        tables = dict(state.inner)
-        grad, tables["grad"] = corrected(inner.grad, i, tables["grad"])
-        hvp, tables["hvp"] = corrected(hvp, i, tables["hvp"])
-        cross, tables["cross"] = corrected(cross, i, tables["cross"])
-        d_omega, tables["d_omega"] = corrected(outer.d_omega, j, tables["d_omega"])
-        d_lam, tables["d_lam"] = corrected(outer.d_lam, j, tables["d_lam"])
-        d = sub(d_lam, cross)
-        omega, _ = GradientDescent()(at.omega, grad, rate.tau, None)
-        v, _ = GradientDescent()(v, sub(hvp, d_omega), rate.beta, None)
-        lam, memory = self.outer(at.lam, d, rate.alpha, state.outer)
-        return State(state.k + 1, Point(lam, omega), tables, v, d, memory)
-
-    def _plain(self, xi: Sample) -> Sample:
-        """The sample with batches that a problem can read."""
-        return xi._replace(inner=_batch(xi.inner), outer_omega=_batch(xi.outer_omega))
-
-
-def _batch(batch: Batch) -> Batch:
-    return batch.batch if isinstance(batch, Numbered) else batch
+    def move(self, state: SabaState, step: StepContext) -> SabaState:
+        rates, updates = step.rates, step.updates
+        inner_batch, outer_batch = step.batches.inner_grad[0], step.batches.outer_grad_omega[0]
+        at = state.point
+        inner = step.inner_at(at, inner_batch)
+        hvp, mixed_hvp = inner.products(state.adjoint.value)
+        by_omega, by_lam = step.outer_at(at, outer_batch).gradients()
+        device = next(iter(hvp.values())).device
+        i = _number(inner_batch, self.inner_batches, "inner", device)
+        j = _number(outer_batch, self.outer_batches, "outer", device)
+        said = {
+            "inner_grad": (inner.grad_omega, i),
+            "hvp": (hvp, i),
+            "mixed_hvp": (mixed_hvp, i),
+            "outer_grad_omega": (by_omega, j),
+            "outer_grad_lam": (by_lam, j),
+        }
+        found = {name: corrected(g, number, state.tables[name]) for name, (g, number) in said.items()}
+        g = {name: direction for name, (direction, _) in found.items()}
+        d = sub(g["outer_grad_lam"], g["mixed_hvp"])
+        return replace(
+            state,
+            lam=updates.outer(state.lam, d, rates.outer_lr),
+            omega=updates.inner(state.omega, g["inner_grad"], rates.inner_lr),
+            adjoint=updates.adjoint(state.adjoint, sub(g["hvp"], g["outer_grad_omega"]), rates.adjoint_lr),
+            direction=d,
+            tables={name: table for name, (_, table) in found.items()},
+        )
 
 
 def _number(batch: Batch, count: int, level: str, device: torch.device) -> Tensor:
-    if not isinstance(batch, Numbered):
+    if batch.number is None:
         if count > 1:
             raise TypeError(
-                f"SABA needs {level} batches that say which of the {count} they are: fsla.Numbered(number, batch). "
-                f"Got {type(batch).__name__} instead."
+                f"SABA needs {level} batches that say which of the {count} they are. "
+                "Got a batch without a number; use fsla.Batch(data, number=i)."
             )
         return torch.zeros((), dtype=torch.long, device=device)
     if isinstance(batch.number, int) and not 0 <= batch.number < count:
@@ -93,8 +117,9 @@ def _number(batch: Batch, count: int, level: str, device: torch.device) -> Tenso
     return torch.as_tensor(batch.number, device=device)
 
 
+@register("saba")
 def saba(
-    rates: Callable[[int], Rates], *, inner_batches: int = 1, outer_batches: int = 1, project: Projection | None = None
+    step_sizes: Sizes, *, inner_batches: int = 1, outer_batches: int = 1, projection: Projection | None = None
 ) -> Saba:
     """SABA: the cost of SOBA, and tables of 2 trees like ω and one like λ a batch of G, one of each a batch of F."""
-    return Saba(rates, inner_batches, outer_batches, onto(project))
+    return Saba(step_sizes=step_sizes, inner_batches=inner_batches, outer_batches=outer_batches, projection=projection)

@@ -1,64 +1,110 @@
-"""FSLA and its nearest relatives: one Solver each, with v carried from step to step."""
+"""One loop: v is carried from step to step, and λ, ω and v move in turn.
+
+FSLA           Li, Gu & Huang 2022           one step each of λ, ω and v, momentum by STORM
+single loop    the same without momentum, v at the new ω
+AmIGO          Arbel & Mairal 2022           T steps of ω, Q of v
+SLIP           Hao, Gong & Liu 2024          λ by steps of fixed length along an average
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Literal
+from dataclasses import replace
+from typing import Any, Literal
 
-from fsla.algorithms._alternating import Solver
-from fsla.algorithms._around import WarmedUp
-from fsla.hypergradients._estimators import Tracked
-from fsla.hypergradients._inner import Descent
+from fsla._checks import positive
+from fsla.algorithms._orders import Alternating
+from fsla.algorithms._registry import register
+from fsla.hypergradients._estimators import HypergradientEstimator, Tracked
+from fsla.steps._automatic import Automatic
 from fsla.steps._momentum import EMA, NoMomentum, by_name
-from fsla.steps._schedules import Rates
-from fsla.steps._updates import Normalised, Projection, onto
+from fsla.steps._projections import Ball
+from fsla.steps._schedules import StepSizes
+from fsla.steps._updates import GradientDescent, Normalized, Projection, Update, projected
+
+Sizes = StepSizes[Any]
+AUTOMATIC = Automatic()
 
 
+@register("fsla")
 def fsla(
-    rates: Callable[[int], Rates],
+    step_sizes: Sizes = AUTOMATIC,
     *,
-    v_at: Literal["old", "new"] = "old",
-    momentum: str = "storm",
-    project: Projection | None = None,
-    radius: float | None = None,
-) -> Solver:
-    """Algorithm 1. Per step: 1 ∂_ω G, 1 ∂_ω F, 1 HVP, and with STORM 2 ∂_λ F and 2 cross products.
+    momentum: Literal["storm", "average", "none"] = "storm",
+    adjoint_at: Literal["old_params", "new_params"] = "old_params",
+    max_adjoint_norm: float | None = None,
+    projection: Projection | None = None,
+) -> Alternating:
+    """FSLA, Algorithm 1 of the paper. Per step: 2 ∂_ω G, 1 ∂_ω F, 1 HVP, 2 each of ∂_λ F and mixed products.
 
     Args:
-        rates: step sizes as a function of k, such as `fsla.steps.paper(...)`.
-        v_at: "old" moves v at ω_k, as Algorithm 1 and its proof have it; "new" at ω_{k+1}, as the single-loop
-            equation has.
-        momentum: "storm" (Algorithm 1), "average" or "none".
-        project: keeps λ in a set, such as `fsla.steps.Box(0, 1)`.
-        radius: keeps ‖v‖ under this bound.
+        step_sizes: of λ, ω and v.
+        momentum: of λ's direction: "storm", "average" or "none".
+        adjoint_at: whether v moves at the "old_params", as in the paper, or at the "new_params".
+        max_adjoint_norm: keeps ‖v‖ under this bound, as the proof does with C_{F,ω} / μ.
+        projection: keeps λ in a set.
     """
-    return Solver(Tracked(radius=radius), rates, direction=by_name(momentum), v_at=v_at, outer=onto(project))
-
-
-def single_loop(rates: Callable[[int], Rates], *, project: Projection | None = None) -> Solver:
-    """The deterministic single-loop equation of section 4: v at the new ω, and no momentum. Give it full batches."""
-    return fsla(rates, v_at="new", momentum="none", project=project)
-
-
-def amigo(rates: Callable[[int], Rates], *, T: int = 10, Q: int = 10, project: Projection | None = None) -> Solver:
-    """AmIGO (Arbel & Mairal 2022): T warm steps on ω, Q on v, each on its own batch where `Batches` are given; then λ.
-
-    With T = Q = 1 it is FSLA without momentum, v at the new ω, begun with ω instead of λ.
-    """
-    return Solver(
-        Tracked(steps=Q), rates, Descent(T), direction=NoMomentum(), v_at="new", outer=onto(project), lam_last=True
+    return Alternating(
+        step_sizes=step_sizes,
+        momentum=by_name(momentum),
+        adjoint_at=adjoint_at,
+        adjoint_update=bounded(max_adjoint_norm),
+        projection=projection,
     )
 
 
-def slip(rates: Callable[[int], Rates], *, T0: int = 0, project: Projection | None = None) -> WarmedUp:
-    """SLIP (Gong, Hao & Liu 2024): T0 steps on ω before the first; then ω, v at the new ω, and λ by α along the
-    normalised average of its directions. For outer losses whose curvature grows with the gradient."""
-    return WarmedUp(
-        Tracked(),
-        rates,
-        direction=EMA(),
-        v_at="new",
-        outer=onto(project, Normalised()),
-        lam_last=True,
-        warm_up=T0,
+@register("single_loop")
+def single_loop(
+    step_sizes: Sizes = AUTOMATIC, *, max_adjoint_norm: float | None = None, projection: Projection | None = None
+) -> Alternating:
+    """One step each of ω, then v, then λ, without momentum."""
+    return fsla(
+        step_sizes,
+        momentum="none",
+        adjoint_at="new_params",
+        max_adjoint_norm=max_adjoint_norm,
+        projection=projection,
+    )
+
+
+@register("amigo")
+def amigo(
+    step_sizes: Sizes = AUTOMATIC, *, inner_steps: int = 10, hvp_steps: int = 10, projection: Projection | None = None
+) -> Alternating:
+    """AmIGO: T steps of ω and Q of v, both warm, then one of λ."""
+    return after_inner(Tracked(hvp_steps), step_sizes, inner_steps, projection)
+
+
+@register("slip")
+def slip(step_sizes: Sizes = AUTOMATIC, *, warm_up_steps: int = 0, projection: Projection | None = None) -> Alternating:
+    """SLIP: ω, v at the new ω, and λ by α along the normalised average of its directions.
+
+    It is for outer losses whose curvature grows with the gradient. ω first takes `warm_up_steps` steps.
+    """
+    algorithm = after_inner(Tracked(), step_sizes, 1, projection, Normalized())
+    return replace(algorithm, momentum=EMA(), warm_up=warm_up_steps)
+
+
+def bounded(max_adjoint_norm: float | None) -> Update:
+    """Return the update of v, kept in a ball if there is one."""
+    positive(max_adjoint_norm, "max_adjoint_norm", "the algorithm", optional=True)
+    return projected(GradientDescent(), None if max_adjoint_norm is None else Ball(max_adjoint_norm))
+
+
+def after_inner(
+    estimator: HypergradientEstimator,
+    step_sizes: Sizes,
+    inner_steps: int,
+    projection: Projection | None,
+    outer_update: Update | None = None,
+) -> Alternating:
+    """Return T steps of ω, the estimator at the new ω, then λ."""
+    return Alternating(
+        step_sizes=step_sizes,
+        estimator=estimator,
+        momentum=NoMomentum(),
+        inner_steps=inner_steps,
+        adjoint_at="new_params",
+        outer_last=True,
+        outer_update=outer_update,
+        projection=projection,
     )

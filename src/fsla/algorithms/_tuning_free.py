@@ -3,60 +3,87 @@
     a² = 1/α² + Σ ‖D_λ‖²      b² = 1/τ² + Σ ‖D_ω‖²      c² = 1/β² + Σ ‖D_v‖²      f = max(b, c)
     ω ← ω - D_ω / b           v ← v - D_v / f           λ ← λ - D_λ / (a f)
 
-in SOBA's order. The rates are only where the steps start: 1 will do.
+in SOBA's order. The step sizes are only where the steps start: 1 will do.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 
 import torch
 
-from fsla._tree import Leaves, axpy, dense, dot, zeros_like
-from fsla.algorithms._alternating import State, Stepped
-from fsla.algorithms._simultaneous import Tracked
-from fsla.problems._batches import Needs, Sample
-from fsla.problems._problem import Oracles, Point
-from fsla.problems._wrappers import Seeded
-from fsla.steps._schedules import Rates, callable_rates
-from fsla.steps._updates import GradientDescent, Projection, Update, onto
+from fsla._state_tree import saved
+from fsla._tree import Tree, dense, dot, scalar, sub, zeros_like
+from fsla.algorithms._base import Algorithm, State
+from fsla.algorithms._registry import register
+from fsla.algorithms._single_loop import Sizes
+from fsla.problems._batches import BatchSpec
+from fsla.steps._context import StepContext
+from fsla.steps._updates import Projection, Variable
 
 
+@saved
 @dataclass(frozen=True)
-class TuningFree(Stepped):
-    rates: Callable[[int], Rates]
-    outer: Update = field(default_factory=GradientDescent)
+class TuningFreeState(State):
+    """State of `TuningFree`.
 
-    def __post_init__(self) -> None:
-        callable_rates(self.rates)
+    Args:
+        adjoint: v.
+        sums: squared lengths of the directions so far, by variable.
+    """
+
+    adjoint: Variable
+    sums: Tree
 
     @property
-    def needs(self) -> Needs:
-        return Needs(hvp=0, outer_lam=0, cross=0)
-
-    def init(self, problem: Oracles, at: Point, xi: Sample) -> State:
-        at, outer = self.started(problem, at, xi)
-        zero = next(iter(at.omega.values())).new_zeros(())
-        sums = {"lam": zero, "omega": zero.clone(), "v": zero.clone()}
-        return State(0, at, sums, zeros_like(at.omega), zeros_like(at.lam), outer)
-
-    def move(self, problem: Oracles, state: State, xi: Sample, rate: Rates) -> State:
-        self.needs.check(xi)
-        at = state.at
-        v = state.memory
-        found = Tracked(Seeded(problem, xi), xi)
-        directions: dict[str, Leaves] = {"lam": found.lam(at, v), "omega": found.omega(at, v), "v": found.v(at, v)}
-        sums = {name: state.inner[name] + dot(d, d) for name, d in directions.items()}
-        a = (1 / rate.alpha**2 + sums["lam"]).sqrt()
-        b = (1 / rate.tau**2 + sums["omega"]).sqrt()
-        f = torch.maximum(b, (1 / rate.beta**2 + sums["v"]).sqrt())
-        d = dense(directions["lam"])
-        lam, outer = self.outer(at.lam, d, 1 / (a * f), state.outer)
-        omega = axpy(-1 / b, directions["omega"], at.omega)
-        return State(state.k + 1, Point(lam, omega), sums, axpy(-1 / f, dense(directions["v"]), v), d, outer)
+    def v(self) -> Tree:
+        return self.adjoint.value
 
 
-def s_tfbo(rates: Callable[[int], Rates], *, project: Projection | None = None) -> TuningFree:
+@dataclass(frozen=True, kw_only=True)
+class TuningFree(Algorithm[TuningFreeState]):
+    """SOBA with steps by what was seen of each direction's length."""
+
+    @property
+    def batches(self) -> BatchSpec:
+        return BatchSpec(hvp=0, outer_grad_lam=0, mixed_hvp=0)
+
+    @property
+    def moves_adjoint(self) -> bool:
+        return True
+
+    @property
+    def at_one_point(self) -> bool:
+        return True
+
+    def start(self, state: State, step: StepContext) -> TuningFreeState:
+        omega = state.omega.value
+        adjoint = step.updates.adjoint.init(zeros_like(omega))
+        sums = {name: scalar(0.0, omega) for name in ("lam", "omega", "adjoint")}
+        return TuningFreeState(0, state.lam, state.omega, state.direction, state.measured, adjoint, sums)
+
+    def move(self, state: TuningFreeState, step: StepContext) -> TuningFreeState:
+        rates, updates = step.rates, step.updates
+        at = state.point
+        inner = step.inner_at(at, step.batches.inner_grad[0])
+        hv, jv = inner.products(state.adjoint.value)
+        by_omega, by_lam = step.outer_at(at, step.batches.outer_grad_omega[0]).gradients()
+        directions = {"lam": dense(sub(by_lam, jv)), "omega": inner.grad_omega, "adjoint": sub(hv, by_omega)}
+        sums = {name: state.sums[name] + dot(d, d) for name, d in directions.items()}
+        a = (1 / rates.outer_lr**2 + sums["lam"]).sqrt()
+        b = (1 / rates.inner_lr**2 + sums["omega"]).sqrt()
+        f = torch.maximum(b, (1 / rates.adjoint_lr**2 + sums["adjoint"]).sqrt())
+        return replace(
+            state,
+            lam=updates.outer(state.lam, directions["lam"], 1 / (a * f)),
+            omega=updates.inner(state.omega, directions["omega"], 1 / b),
+            adjoint=updates.adjoint(state.adjoint, directions["adjoint"], 1 / f),
+            direction=directions["lam"],
+            sums=sums,
+        )
+
+
+@register("s_tfbo")
+def s_tfbo(step_sizes: Sizes, *, projection: Projection | None = None) -> TuningFree:
     """S-TFBO: the cost of SOBA."""
-    return TuningFree(rates, onto(project))
+    return TuningFree(step_sizes=step_sizes, projection=projection)

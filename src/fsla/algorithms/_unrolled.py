@@ -9,59 +9,50 @@ BiO-BreD         Huang et al. 2021         ITD-BiO with a Bregman or proximal st
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import replace
 
-from fsla.algorithms._alternating import Solver
-from fsla.hypergradients._estimators import Carried, Estimator, Tangent, Unrolled
-from fsla.hypergradients._inner import Descent
-from fsla.steps._momentum import NoMomentum
-from fsla.steps._schedules import Rates, callable_rates
-from fsla.steps._updates import Projection, Update, onto
-
-Schedule = Callable[[int], Rates]
+from fsla.algorithms._orders import Alternating
+from fsla.algorithms._registry import register
+from fsla.algorithms._single_loop import Sizes, after_inner
+from fsla.hypergradients._estimators import ForwardSensitivity, ForwardUnroll, ReverseUnroll
+from fsla.steps._schedules import InnerStep, Scheduled
+from fsla.steps._updates import Projection, Update
 
 
-def _solver(
-    estimator: Estimator, rates: Schedule, T: int, project: Projection | None, outer: Update | None = None
-) -> Solver:
-    return Solver(estimator, rates, Descent(T, trail=True), NoMomentum(), outer=onto(project, outer), lam_last=True)
-
-
-def itd_bio(rates: Schedule, *, T: int = 10, project: Projection | None = None) -> Solver:
+@register("itd_bio")
+def itd_bio(step_sizes: Sizes, *, inner_steps: int = 10, projection: Projection | None = None) -> Alternating:
     """ITD-BiO: T warm steps, differentiated in reverse."""
-    return _solver(Unrolled(), rates, T, project)
+    return after_inner(ReverseUnroll(), step_sizes, inner_steps, projection)
 
 
-def truncated_bp(rates: Schedule, *, T: int = 10, R: int = 5, project: Projection | None = None) -> Solver:
-    """Truncated back-propagation: T warm steps, of which the last R are differentiated."""
-    return _solver(Unrolled(R), rates, T, project)
+@register("truncated_bp")
+def truncated_bp(
+    step_sizes: Sizes, *, inner_steps: int = 10, unroll_length: int = 5, projection: Projection | None = None
+) -> Alternating:
+    """Truncated back-propagation: T warm steps, of which the last `unroll_length` are differentiated."""
+    return after_inner(ReverseUnroll(unroll_length), step_sizes, inner_steps, projection)
 
 
-def forward(rates: Schedule, *, T: int = 10, project: Projection | None = None) -> Solver:
-    """The direction of ITD-BiO from the first step to the last: p HVPs and p transposed cross products a step."""
-    return _solver(Tangent(), rates, T, project)
+@register("forward")
+def forward(step_sizes: Sizes, *, inner_steps: int = 10, projection: Projection | None = None) -> Alternating:
+    """The direction of ITD-BiO from the first step to the last: p HVPs and p transposed mixed products a step."""
+    return after_inner(ForwardUnroll(), step_sizes, inner_steps, projection)
 
 
-def bio_bred(rates: Schedule, *, T: int = 10, outer: Update | None = None, project: Projection | None = None) -> Solver:
-    """BiO-BreD: ITD-BiO with a step such as `update.Proximal(update.SoftThreshold(weight))` or `update.Mirror()`."""
-    return _solver(Unrolled(), rates, T, project, outer)
+@register("bio_bred")
+def bio_bred(
+    step_sizes: Sizes,
+    *,
+    inner_steps: int = 10,
+    outer_update: Update | None = None,
+    projection: Projection | None = None,
+) -> Alternating:
+    """BiO-BreD: ITD-BiO with a step such as `steps.Proximal(steps.SoftThreshold(weight))`."""
+    return after_inner(ReverseUnroll(), step_sizes, inner_steps, projection, outer_update)
 
 
-def rtho(rates: Schedule, *, project: Projection | None = None) -> Solver:
+@register("rtho")
+def rtho(step_sizes: Scheduled, *, projection: Projection | None = None) -> Alternating:
     """Real-time hyperparameter optimisation: dω/dλ is carried along, p trees of the form of ω."""
-    return Solver(Carried(), InnerStep(rates), direction=NoMomentum(), outer=onto(project), lam_last=True)
-
-
-@dataclass(frozen=True)
-class InnerStep:
-    """Other rates, with β = τ: the derivative of the inner step itself."""
-
-    rates: Schedule
-
-    def __post_init__(self) -> None:
-        callable_rates(self.rates)
-
-    def __call__(self, k: int) -> Rates:
-        rate = self.rates(k)
-        return rate._replace(beta=rate.tau)
+    algorithm = after_inner(ForwardSensitivity(), InnerStep(step_sizes), 1, projection)
+    return replace(algorithm, adjoint_at="old_params")

@@ -6,98 +6,157 @@
     VR-BiAdam     Huang, Li & Huang 2021     STORM in the place of averages
     AccBO         Gong, Hao & Liu 2024       Nesterov's steps on ω, STORM and steps of fixed length on λ
 
-All read five batches; SUSTAIN, both BiAdams and AccBO need samples with a seed, which draws the length of the series.
-One η serves all filters of a step.
+All read five batches; SUSTAIN, both BiAdams and AccBO need batches with a seed, which draws the length of the series.
+One η serves all momenta of a step.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from dataclasses import dataclass, replace
 
-from fsla.algorithms._alternating import Solver
-from fsla.algorithms._simultaneous import Jacobi
-from fsla.hypergradients._estimators import Implicit
-from fsla.hypergradients._inner import Nesterov
+from fsla._checks import positive
+from fsla._state_tree import saved
+from fsla._tree import Tree, axpy, dense, scale, sub
+from fsla.algorithms._base import Algorithm, State
+from fsla.algorithms._orders import Simultaneous
+from fsla.algorithms._registry import register
+from fsla.algorithms._single_loop import Sizes
+from fsla.hypergradients._estimators import Solved
 from fsla.hypergradients._linear_solvers import Neumann, RandomNeumann
-from fsla.steps._momentum import EMA, STORM, Direction
-from fsla.steps._schedules import Rates
-from fsla.steps._updates import Adaptive, Normalised, Projection, onto
-
-Schedule = Callable[[int], Rates]
-
-
-def sustain(rates: Schedule, *, Q: int = 10, step: float = 0.1, project: Projection | None = None) -> Jacobi:
-    """SUSTAIN. Per step: 2 ∂_ω G, 2 of each derivative of F, at most 2 (Q - 1) HVPs, 2 cross products."""
-    return _both(rates, STORM(), Implicit(RandomNeumann(Q, step)), project)
+from fsla.problems._batches import BatchSpec
+from fsla.problems._views import Point
+from fsla.steps._context import StepContext
+from fsla.steps._momentum import EMA, STORM, Direction, Position
+from fsla.steps._updates import Adaptive, Normalized, Projection
 
 
-def mrbo(rates: Schedule, *, Q: int = 10, step: float = 0.1, project: Projection | None = None) -> Jacobi:
+@register("sustain")
+def sustain(
+    step_sizes: Sizes, *, num_terms: int = 10, adjoint_lr: float = 0.1, projection: Projection | None = None
+) -> Simultaneous:
+    """SUSTAIN. Per step: 2 ∂_ω G, 2 of each derivative of F, at most 2 (K - 1) HVPs, 2 mixed products."""
+    return _both(step_sizes, STORM(), Solved(RandomNeumann(num_terms, adjoint_lr)), projection)
+
+
+@register("mrbo")
+def mrbo(
+    step_sizes: Sizes, *, hvp_steps: int = 10, adjoint_lr: float = 0.1, projection: Projection | None = None
+) -> Simultaneous:
     """MRBO: SUSTAIN with a Neumann series of Q products at each of the two points."""
-    return _both(rates, STORM(), Implicit(Neumann(Q + 1, step)), project)
+    return _both(step_sizes, STORM(), Solved(Neumann(hvp_steps + 1, adjoint_lr)), projection)
 
 
-def _both(rates: Schedule, momentum: Direction, estimator: Implicit, project: Projection | None) -> Jacobi:
-    return Jacobi(rates, omega_filter=momentum, lam_filter=momentum, lam_update=onto(project), estimator=estimator)
-
-
-def biadam(
-    rates: Schedule,
-    *,
-    Q: int = 10,
-    step: float = 0.1,
-    decay: float = 0.9,
-    floor: float = 1e-3,
-    project: Projection | None = None,
-) -> Jacobi:
-    """BiAdam: one of the first Q terms of the series, averages of both directions, adaptive steps."""
-    return _adaptive(rates, EMA(), Implicit(RandomNeumann(Q, step)), decay, floor, project)
-
-
-def vr_biadam(
-    rates: Schedule,
-    *,
-    Q: int = 10,
-    step: float = 0.1,
-    decay: float = 0.9,
-    floor: float = 1e-3,
-    project: Projection | None = None,
-) -> Jacobi:
-    """VR-BiAdam: BiAdam with STORM, at twice the cost."""
-    return _adaptive(rates, STORM(), Implicit(RandomNeumann(Q, step)), decay, floor, project)
-
-
-def _adaptive(
-    rates: Schedule,
-    momentum: Direction,
-    estimator: Implicit,
-    decay: float,
-    floor: float,
-    project: Projection | None,
-) -> Jacobi:
-    return Jacobi(
-        rates,
-        omega_filter=momentum,
-        lam_filter=momentum,
-        omega_update=Adaptive(decay, floor, whole=True),
-        lam_update=onto(project, Adaptive(decay, floor)),
+def _both(step_sizes: Sizes, momentum: Direction, estimator: Solved, projection: Projection | None) -> Simultaneous:
+    return Simultaneous(
+        step_sizes=step_sizes,
+        inner_momentum=momentum,
+        outer_momentum=momentum,
         estimator=estimator,
+        projection=projection,
     )
 
 
+@register("biadam")
+def biadam(
+    step_sizes: Sizes,
+    *,
+    num_terms: int = 10,
+    adjoint_lr: float = 0.1,
+    decay: float = 0.9,
+    eps: float = 1e-3,
+    projection: Projection | None = None,
+) -> Simultaneous:
+    """BiAdam: one of the first K terms of the series, averages of both directions, adaptive steps."""
+    algorithm = _both(step_sizes, EMA(), Solved(RandomNeumann(num_terms, adjoint_lr)), projection)
+    return replace(algorithm, inner_update=Adaptive(decay, eps, whole=True), outer_update=Adaptive(decay, eps))
+
+
+@register("vr_biadam")
+def vr_biadam(
+    step_sizes: Sizes,
+    *,
+    num_terms: int = 10,
+    adjoint_lr: float = 0.1,
+    decay: float = 0.9,
+    eps: float = 1e-3,
+    projection: Projection | None = None,
+) -> Simultaneous:
+    """VR-BiAdam: BiAdam with STORM, at twice the cost."""
+    algorithm = biadam(
+        step_sizes, num_terms=num_terms, adjoint_lr=adjoint_lr, decay=decay, eps=eps, projection=projection
+    )
+    return replace(algorithm, inner_momentum=STORM(), outer_momentum=STORM())
+
+
+@saved
+@dataclass(frozen=True)
+class AcceleratedState(State):
+    """State of `AccBo`.
+
+    Args:
+        y, y_before: the last two iterates of Nesterov's method, of which ω is the moving average.
+    """
+
+    y: Tree
+    y_before: Tree
+
+
+@dataclass(frozen=True, kw_only=True)
+class AccBo(Algorithm[AcceleratedState]):
+    """λ by d; one accelerated step of y, and ω ← (1 - average) ω + average y; d by STORM."""
+
+    estimator: Solved
+    gamma: float = 0.9
+    average: float = 0.5
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        positive(self.gamma, "gamma", "AccBo")
+        positive(self.average, "average", "AccBo")
+
+    @property
+    def batches(self) -> BatchSpec:
+        return BatchSpec(hvp=self.estimator.hvp_batches(1))
+
+    @property
+    def capturable(self) -> bool:
+        return super().capturable and self.estimator.capturable
+
+    def start(self, state: State, step: StepContext) -> AcceleratedState:
+        d = dense(self.estimator.gradient(step, Position(state.point, {})))
+        y = {name: t.clone() for name, t in state.omega.value.items()}
+        return AcceleratedState(0, state.lam, state.omega, d, state.measured, y, y)
+
+    def move(self, state: AcceleratedState, step: StepContext) -> AcceleratedState:
+        rates, updates = step.rates, step.updates
+        old = self.keep(Position(state.point, {}))
+        lam = updates.outer(state.lam, state.direction, rates.outer_lr)
+        ahead = axpy(self.gamma, sub(state.y, state.y_before), state.y)
+        g = step.inner_at(Point(lam.value, ahead), step.batches.inner_grad[0]).grad_omega
+        y = axpy(-updates.inner.step_size(rates.inner_lr), g, ahead)
+        omega = updates.inner.set(state.omega, axpy(self.average, y, scale(1 - self.average, state.omega.value)))
+        new = Position(Point(lam.value, omega.value), {})
+        d_new, d_old = self.estimator.gradient(step, new), self.estimator.gradient(step, old)
+        d = STORM()(d_new, d_old, state.direction, rates.new_grad_weight)
+        return replace(state, lam=lam, omega=omega, direction=d, y=y, y_before=state.y)
+
+
+@register("accbo")
 def accbo(
-    rates: Schedule,
+    step_sizes: Sizes,
     *,
     gamma: float = 0.9,
     average: float = 0.5,
-    Q: int = 10,
-    step: float = 0.1,
-    project: Projection | None = None,
-) -> Solver:
+    num_terms: int = 10,
+    adjoint_lr: float = 0.1,
+    projection: Projection | None = None,
+) -> AccBo:
     """AccBO: ω is the moving average of Nesterov's iterates; λ moves by α along the normalised STORM direction."""
-    return Solver(
-        Implicit(RandomNeumann(Q, step)),
-        rates,
-        Nesterov(gamma, average),
-        STORM(),
-        outer=onto(project, Normalised()),
+    return AccBo(
+        step_sizes=step_sizes,
+        estimator=Solved(RandomNeumann(num_terms, adjoint_lr)),
+        gamma=gamma,
+        average=average,
+        outer_update=Normalized(),
+        projection=projection,
     )

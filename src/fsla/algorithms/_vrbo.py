@@ -10,78 +10,102 @@ and that of λ at once, and h is the hypergradient by a Neumann series.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 
 from fsla._checks import whole_number
-from fsla._tree import axpy, dense, sub
-from fsla.algorithms._alternating import State, Stepped
-from fsla.algorithms._simultaneous import Afresh
-from fsla.hypergradients._estimators import Implicit
+from fsla._state_tree import saved
+from fsla._tree import Leaves, Tree, axpy, dense, sub
+from fsla.algorithms._base import Algorithm, State
+from fsla.algorithms._registry import register
+from fsla.hypergradients._estimators import Solved
 from fsla.hypergradients._linear_solvers import Neumann
-from fsla.problems._batches import Needs, Sample, batch_of_step
-from fsla.problems._problem import Oracles, Point
-from fsla.problems._wrappers import Seeded
-from fsla.steps._schedules import Periodic, Rates, callable_rates
-from fsla.steps._updates import GradientDescent, Projection, Update, onto
+from fsla.problems._batches import BatchSpec, StepBatches, batch_at
+from fsla.problems._views import Point
+from fsla.steps._context import StepContext
+from fsla.steps._momentum import Position
+from fsla.steps._schedules import PeriodicRefresh, Scheduled
+from fsla.steps._updates import Projection
 
 
+@saved
 @dataclass(frozen=True)
-class Vrbo(Stepped):
-    """Of `Batches`, the first of each kind is the large one, the others are those of the m + 1 inner steps."""
+class VrboState(State):
+    """State of `Vrbo`.
 
-    rates: Callable[[int], Rates]
-    estimator: Implicit
-    m: int = 3
-    outer: Update = field(default_factory=GradientDescent)
-    capturable = False
+    Args:
+        omega_direction: D_ω.
+        before: the point that the directions were last taken at.
+    """
+
+    omega_direction: Tree
+    before: Position
+
+
+@dataclass(frozen=True, kw_only=True)
+class Vrbo(Algorithm[VrboState]):
+    """Of several batches the first of each kind is the large one, the others are those of the m + 1 inner steps."""
+
+    estimator: Solved
+    inner_steps: int = 3
 
     def __post_init__(self) -> None:
-        callable_rates(self.rates)
-        whole_number(self.m, "m", "Vrbo", least=0)
+        super().__post_init__()
+        whole_number(self.inner_steps, "inner_steps", "Vrbo", least=0)
 
     @property
-    def needs(self) -> Needs:
-        return Needs(*[self.m + 2] * 5)
+    def batches(self) -> BatchSpec:
+        return BatchSpec(*[self.inner_steps + 2] * 5)
 
-    def init(self, problem: Oracles, at: Point, xi: Sample) -> State:
-        at, outer = self.started(problem, at, xi)
-        first = self._directions(problem, xi, 0)
-        return State(0, at, first.omega(at, None), at, dense(first.lam(at, None)), outer)
+    @property
+    def capturable(self) -> bool:
+        return False
 
-    def move(self, problem: Oracles, state: State, xi: Sample, rate: Rates) -> State:
-        self.needs.check(xi)
-        old = state.memory
-        d_omega = state.inner
-        d = state.d
-        if rate.eta == 1.0:
-            old = state.at
-            refreshed = self._directions(problem, xi, 0)
-            d_omega = refreshed.omega(old, None)
-            d = dense(refreshed.lam(old, None))
-        lam, outer = self.outer(state.at.lam, d, rate.alpha, state.outer)
-        new = Point(lam, state.at.omega)
-        for t in range(self.m + 1):
-            found = self._directions(problem, xi, t + 1)
-            d_omega = axpy(1.0, sub(found.omega(new, None), found.omega(old, None)), d_omega)
-            d = axpy(1.0, sub(found.lam(new, None), found.lam(old, None)), d)
-            old = new
-            new = Point(lam, axpy(-rate.tau, d_omega, new.omega))
-        return State(state.k + 1, new, d_omega, old, d, outer)
+    def start(self, state: State, step: StepContext) -> VrboState:
+        d_omega, d = self._gradients(step, state.point, 0)
+        before = self.keep(Position(state.point, {}))
+        return VrboState(0, state.lam, state.omega, dense(d), state.measured, d_omega, before)
 
-    def _directions(self, problem: Oracles, xi: Sample, t: int) -> Afresh:
-        own = xi._replace(**{name: batch_of_step(getattr(xi, name), t) for name in Needs._fields})
-        return Afresh(Seeded(problem, xi), own, self.estimator)
+    def move(self, state: VrboState, step: StepContext) -> VrboState:
+        rates, updates = step.rates, step.updates
+        old, d_omega, d = state.before, state.omega_direction, state.direction
+        if rates.new_grad_weight == 1.0:
+            old = self.keep(Position(state.point, {}))
+            d_omega, refreshed = self._gradients(step, state.point, 0)
+            d = dense(refreshed)
+        lam, omega = updates.outer(state.lam, d, rates.outer_lr), state.omega
+        for t in range(self.inner_steps + 1):
+            at = Point(lam.value, omega.value)
+            new_omega, new_lam = self._gradients(step, at, t + 1)
+            old_omega, old_lam = self._gradients(step, old.at, t + 1)
+            d_omega = axpy(1.0, sub(new_omega, old_omega), d_omega)
+            d = axpy(1.0, sub(new_lam, old_lam), d)
+            old = self.keep(Position(at, {}))
+            omega = updates.inner(omega, d_omega, rates.inner_lr)
+        return replace(state, lam=lam, omega=omega, direction=d, omega_direction=d_omega, before=old)
+
+    def _gradients(self, step: StepContext, at: Point, t: int) -> tuple[Tree, Leaves]:
+        """∂_ω G and the hypergradient at a point, on batches t."""
+        inner, outer, hvp, outer_lam, mixed = ((batch_at(slot, t),) for slot in step.batches.slots)
+        there = step.reading(StepBatches(inner, outer, hvp, outer_lam, mixed, step.batches.seed))
+        g = there.inner_at(at, there.batches.inner_grad[0]).grad_omega
+        return g, self.estimator.gradient(there, Position(at, {}))
 
 
+@register("vrbo")
 def vrbo(
-    rates: Callable[[int], Rates],
+    step_sizes: Scheduled,
     *,
-    m: int = 3,
-    Q: int = 10,
-    step: float = 0.1,
-    period: int = 10,
-    project: Projection | None = None,
+    inner_steps: int = 3,
+    hvp_steps: int = 10,
+    adjoint_lr: float = 0.1,
+    refresh_period: int = 10,
+    projection: Projection | None = None,
 ) -> Vrbo:
-    """VRBO. Per step: 2 (m + 1) of ∂_ω G and of the hypergradient, each of Q HVPs; one more at every `period`-th."""
-    return Vrbo(Periodic(rates, period), Implicit(Neumann(Q + 1, step)), m, onto(project))
+    """VRBO. Per step: 2 (m + 1) of ∂_ω G and of the hypergradient, each of Q HVPs; one more at every
+    `refresh_period`-th."""
+    return Vrbo(
+        step_sizes=PeriodicRefresh(step_sizes, refresh_period),
+        estimator=Solved(Neumann(hvp_steps + 1, adjoint_lr)),
+        inner_steps=inner_steps,
+        projection=projection,
+    )

@@ -21,7 +21,7 @@ from fsla._extras import install_hint
 from fsla.cli.options import EXIT_CODES
 from fsla.cli.screen import complain, say
 from fsla.cli.trust import clean, weigh
-from fsla.distributed import RankError, speaks
+from fsla.distributed import DistributedError, should_report
 
 ELSEWHERE = ("reproduce", "compare", "bench", "data")
 """Commands of the repository's other packages."""
@@ -98,10 +98,10 @@ def main() -> None:
     try:
         add_commands()
         app()
-    except (ModuleNotFoundError, RankError, ValueError, OSError) as error:
+    except (ModuleNotFoundError, DistributedError, ValueError, OSError) as error:
         if os.environ.get("FSLA_TRACEBACK"):
             raise
         text = _message(error)
-        if speaks(text):
+        if should_report(text):
             complain(text, always=True)
         sys.exit(2)

@@ -14,7 +14,7 @@ import typer
 
 from fsla.cli.options import Device
 from fsla.cli.screen import complain, console, interruptible, say, watched
-from fsla.distributed import join
+from fsla.distributed import get_group
 
 if TYPE_CHECKING:
     from fsla.data._choice import Report
@@ -49,7 +49,7 @@ def _claims_out(command: Callable[..., None]) -> Callable[..., None]:
         from fsla.data import _job as jobs
 
         with ExitStack() as stack:
-            join().first(lambda: stack.enter_context(jobs.claim_out(out)))
+            get_group().run_on_first(lambda: stack.enter_context(jobs.claim_out(out)))
             command(out=out, **given)
 
     return claiming
@@ -199,7 +199,7 @@ def _options(model: str, budget: float | None, seed: int, device: str) -> dict[s
 
 def _fitted(fit: Callable[[Report], Any]) -> Any:
     """Fits under a bar; warnings become lines."""
-    with warnings.catch_warnings(record=True) as caught, watched("training", join().is_first) as report:
+    with warnings.catch_warnings(record=True) as caught, watched("training", get_group().is_first) as report:
         warnings.simplefilter("always")
         found = fit(report)
     for text in dict.fromkeys(str(w.message) for w in caught if issubclass(w.category, UserWarning)):
@@ -210,7 +210,7 @@ def _fitted(fit: Callable[[Report], Any]) -> Any:
 def _end(out: Path, found: Any, job: Job, title: str, more: dict[str, object]) -> None:
     from fsla.data import _job as jobs
 
-    if not join().is_first:
+    if not get_group().is_first:
         return
     for line in jobs.write(out, found, job, title, more):
         say(line)

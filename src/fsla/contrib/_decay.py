@@ -53,7 +53,7 @@ class Decay:
         self._blocks = _fresh(1, device)
 
     def append(self, alpha: float, keep: float) -> None:
-        """Moves on to k + 1, by a step with these α and κ."""
+        """Move on to k + 1, by a step with these α and κ."""
         full = self.k // self.block
         begin = full * self.block
         self._steps = _with_room(self._steps, self.k + 2)
@@ -67,13 +67,14 @@ class Decay:
             for D, _ in changing:
                 D.masked_fill_(D.abs() < FLOOR, 0.0)
 
-    def since(self, t: Tensor) -> tuple[Tensor, Tensor]:
-        """D(t, k) and A(t, k) for a vector of steps t ≤ k."""
+    def decay_from(self, t: Tensor) -> tuple[Tensor, Tensor]:
+        """Return D(t, k) and A(t, k) for a vector of steps t ≤ k."""
         D, A = self._steps[:, t]
         D_block, A_block = self._blocks[:, t // self.block]
         return D * D_block, A + D * A_block
 
     def state_dict(self) -> dict[str, Any]:
+        """Return a copy of the tables."""
         blocks = self.k // self.block + 1
         return {
             "k": self.k,
@@ -83,7 +84,8 @@ class Decay:
         }
 
     @classmethod
-    def restored(cls, saved: Mapping[str, Any], device: torch.device | str) -> Decay:
+    def from_state_dict(cls, saved: Mapping[str, Any], device: torch.device | str) -> Decay:
+        """Return the decay of a `state_dict`, as a copy."""
         decay = cls(device, saved["block"])
         decay.k = saved["k"]
         decay._steps = _with_room(saved["steps"].to(device), decay.k + 1)
@@ -92,14 +94,14 @@ class Decay:
 
 
 def _fresh(count: int, device: torch.device | str) -> Tensor:
-    """(D, A) of no steps at all: (1, 0)."""
+    """Return (D, A) of no steps at all: (1, 0)."""
     table = torch.zeros(2, count, dtype=torch.float64, device=device)
     table[0] = 1.0
     return table
 
 
 def _with_room(table: Tensor, count: int) -> Tensor:
-    """The table, twice as long if it has not `count` places."""
+    """Return the table, twice as long if it has not `count` places."""
     length = table.shape[1]
     if length >= count:
         return table
@@ -109,7 +111,7 @@ def _with_room(table: Tensor, count: int) -> Tensor:
 
 
 class RowTable:
-    """(λ_j, d_j) of many samples, each as it stood at its last visit, and when that was. Changed in place.
+    """(λ_j, d_j) of many samples, each as it was at its last visit, and when that was. Changed in place.
 
     Args:
         lam, d: a row for each sample in every tensor.
@@ -128,8 +130,8 @@ class RowTable:
         self.box = box
 
     @classmethod
-    def begun(cls, lam: Tree, box: Box | None) -> RowTable:
-        """The rows of a run's start, as copies, with d = 0. A row outside of the box enters it when first seen."""
+    def init_rows(cls, lam: Tree, box: Box | None) -> RowTable:
+        """Return copies of the first rows, with d = 0. A row outside of the box enters it when first seen."""
         own = {name: t.detach().clone(memory_format=torch.contiguous_format) for name, t in lam.items()}
         d = {name: torch.zeros_like(t) for name, t in own.items()}
         one = next(iter(own.values()))
@@ -139,9 +141,9 @@ class RowTable:
     def __len__(self) -> int:
         return len(self.last)
 
-    def at(self, index: Tensor | slice) -> tuple[Tree, Tree]:
-        """λ and d of some rows as they stand now."""
-        D, A = self.decay.since(self.last[index].long())
+    def get_rows(self, index: Tensor | slice) -> tuple[Tree, Tree]:
+        """Return λ and d of some rows as they are now."""
+        D, A = self.decay.decay_from(self.last[index].long())
         lam = {}
         d = {}
         for name, t in self.d.items():
@@ -154,27 +156,27 @@ class RowTable:
             d[name] = (D.view(shape) * before).to(t.dtype)
         return lam, d
 
-    def put(self, index: Tensor, lam: Tree, d: Tree) -> None:
-        """Some rows as they stand now, each named once."""
+    def set_rows(self, index: Tensor, lam: Tree, d: Tree) -> None:
+        """Set some rows, each named once, to what they are now."""
         for name, t in lam.items():
             self.lam[name][index] = t
             self.d[name][index] = d[name]
         self.last[index] = self.decay.k
 
     def sweep(self, chunk: int = CHUNK) -> Iterator[tuple[int, Tree, Tree]]:
-        """All rows as they stand now, some at a time: the number of the first, λ and d. Changes nothing."""
+        """Yield all rows as they are now, some at a time: the index of the first, λ and d. Changes nothing."""
         for first in range(0, len(self), chunk):
-            lam, d = self.at(slice(first, first + chunk))
+            lam, d = self.get_rows(slice(first, first + chunk))
             yield first, lam, d
 
     def state_dict(self) -> dict[str, Any]:
-        """The tensors themselves, which the next step changes."""
+        """Return the tensors themselves, which the next step changes."""
         return {"lam": dict(self.lam), "d": dict(self.d), "last": self.last, "decay": self.decay.state_dict()}
 
     @classmethod
-    def restored(cls, saved: Mapping[str, Any], box: Box | None) -> RowTable:
-        """The rows of a `state_dict`, as copies."""
+    def from_state_dict(cls, saved: Mapping[str, Any], box: Box | None) -> RowTable:
+        """Return the rows of a `state_dict`, as copies."""
         lam = {name: t.clone() for name, t in saved["lam"].items()}
         d = {name: t.clone() for name, t in saved["d"].items()}
         last = saved["last"].clone()
-        return cls(lam, d, last, Decay.restored(saved["decay"], last.device), box)
+        return cls(lam, d, last, Decay.from_state_dict(saved["decay"], last.device), box)

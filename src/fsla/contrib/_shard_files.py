@@ -21,145 +21,159 @@ from fsla import _container as container
 from fsla._checks import whole_number
 from fsla._json_values import items, number, record, text
 from fsla._tree import Tree
-from fsla.contrib._lazy_rows import LazyRows
-from fsla.problems._shards import Shard
-from fsla.train._checkpoint import CheckpointError, in_words, load_nest, save_nest
+from fsla.contrib._lazy_rows import LazyRowOptimizer
+from fsla.distributed._shards import IndexRange
+from fsla.train._checkpoint import CheckpointError, file_errors, load_nest, save_nest
 
 MANIFEST = "manifest.fsla"
 _KIND = "the manifest of a run on several ranks"
 _KIND_OF_RANK = "the rows of a rank"
-_MANIFEST = record(k=number(int, 0), n=number(int, 1), world=number(int, 1), digests=items(text))
+_MANIFEST = record(
+    step_count=number(int, 0), num_samples=number(int, 1), world_size=number(int, 1), digests=items(text)
+)
 
 
 class _Manifest(NamedTuple):
     """The run that is saved in a folder."""
 
-    k: int
-    n: int
-    world: int
+    step_count: int
+    num_samples: int
+    world_size: int
     digests: list[str]
     """Of the ranks' files."""
 
 
-class Saved(NamedTuple):
-    """What `load_shards` returns."""
+class LoadedShards(NamedTuple):
+    """Result of `load_shards`."""
 
-    run: dict[str, Any]
-    """For `LazyRows.restored`."""
-    also: Any
-    """What was given to `save_shards`; None after `reshard`."""
+    state: dict[str, Any]
+    """For `LazyRowOptimizer.load_state_dict`."""
+    extra: Any
+    """What `save_shards` was given as `extra_state`; None after `reshard`."""
 
 
 def save_shards(
-    folder: str | Path, run: LazyRows, also: object = None, *, group: dist.ProcessGroup | None = None
+    folder: str | Path,
+    run: LazyRowOptimizer[Any],
+    extra_state: object = None,
+    *,
+    group: dist.ProcessGroup | None = None,
 ) -> None:
-    """Writes a run; every rank must call it.
+    """Write a run; every rank must call it.
 
     Args:
-        also: what else this rank goes on from, such as its samplers' `state_dict`.
+        folder: where to.
+        run: the run.
+        extra_state: what else this rank goes on from, such as its samplers' `state_dict`.
+        group: the processes.
     """
     folder = Path(folder)
-    shard = run.shard
-    together = shard.world > 1
-    _save(folder, run.k, shard, {"run": run.state_dict(), "also": also})
+    index_range = run.index_range
+    together = index_range.world_size > 1
+    _save(folder, run.step_count, index_range, {"state": run.state_dict(), "extra": extra_state})
     if together:
         dist.barrier(group)
-    if shard.rank == 0:
-        _publish(folder, run.k, shard)
+    if index_range.rank == 0:
+        _publish(folder, run.step_count, index_range)
     if together:
         dist.barrier(group)
 
 
-def load_shards(folder: str | Path, shard: Shard, device: torch.device | str = "cpu") -> Saved:
-    """Reads this rank's part of a run that as many ranks have written."""
+def load_shards(folder: str | Path, index_range: IndexRange, device: torch.device | str = "cpu") -> LoadedShards:
+    """Read this rank's part of a run that as many ranks have written."""
     folder = Path(folder)
-    saved = _manifest(folder)
-    _, n, world, _ = saved
-    if n != shard.n:
+    manifest = _manifest(folder)
+    if manifest.num_samples != index_range.num_samples:
         raise CheckpointError(
-            f"The run in {folder} must be of {shard.n} samples, as this one is. It is of {n}. Name another folder."
+            f"The run in {folder} must be of {index_range.num_samples} samples, as this one is. It is of "
+            f"{manifest.num_samples}. Name another folder."
         )
-    if world != shard.world:
+    if manifest.world_size != index_range.world_size:
         raise CheckpointError(
-            f"The run in {folder} must be of {_ranks(shard.world)}, as this one is. It is of {_ranks(world)}. Start as "
-            f"many processes, or first call fsla.contrib.reshard({str(folder)!r}, {shard.world}) in one."
+            f"The run in {folder} must be of {_ranks(index_range.world_size)}, as this one is. It is of "
+            f"{_ranks(manifest.world_size)}. Start as many processes, or first call "
+            f"fsla.contrib.reshard({str(folder)!r}, {index_range.world_size}) in one."
         )
-    return _load(folder, saved, shard, device)
+    return _load(folder, manifest, index_range, device)
 
 
-def reshard(folder: str | Path, world: int) -> None:
-    """Rewrites a saved run for another number of ranks. Call it in one process.
+def reshard(folder: str | Path, world_size: int) -> None:
+    """Rewrite a saved run for another number of ranks. Call it in one process.
 
-    ω, v and all else that ranks have in common stay; rows go to their new owners. What a rank saved for itself (`also`)
-    is left out: samplers begin anew.
+    ω, v and all else that ranks have in common stay; rows go to their new owners. What a rank saved for itself
+    (`extra_state`) is left out: samplers begin anew.
     """
-    whole_number(world, "world", "reshard")
+    whole_number(world_size, "world_size", "reshard")
     folder = Path(folder)
-    saved = _manifest(folder)
-    k, n, before, _ = saved
-    if world > n:
-        raise ValueError(f"A run of {n} samples can be on at most as many ranks. Got {world}. Name fewer.")
-    if world == before:
+    manifest = _manifest(folder)
+    if world_size > manifest.num_samples:
+        raise ValueError(
+            f"A run of {manifest.num_samples} samples can be on at most as many ranks. Got {world_size}. Name fewer."
+        )
+    if world_size == manifest.world_size:
         return
-    common = _load(folder, saved, Shard(n, 0, before), "cpu").run
+    old = IndexRange(manifest.num_samples, 0, manifest.world_size)
+    new = IndexRange(manifest.num_samples, 0, world_size)
+    common = _load(folder, manifest, old, "cpu").state
     state = common["state"]
     decay = common["rows"]["decay"]
     del common  # and with it a rank's rows
-    for shard in Shard(n, 0, world).all():
-        parts = [_cut(folder, saved, other, shard) for other in Shard(n, 0, before).all() if _overlap(other, shard)]
+    for own in new.full():
+        parts = [_cut(folder, manifest, other, own) for other in old.full() if _overlap(other, own)]
         rows = {
             "lam": _joined([part["lam"] for part in parts]),
             "d": _joined([part["d"] for part in parts]),
             "last": torch.cat([part["last"] for part in parts]),
             "decay": decay,
         }
-        run = {"shard": tuple(shard), "state": state, "rows": rows}
-        _save(folder, k, shard, {"run": run, "also": None})
-    _publish(folder, k, Shard(n, 0, world))
+        run = {"index_range": own, "state": state, "rows": rows}
+        _save(folder, manifest.step_count, own, {"state": run, "extra": None})
+    _publish(folder, manifest.step_count, new)
 
 
-def _cut(folder: Path, saved: _Manifest, source: Shard, shard: Shard) -> dict[str, Any]:
-    """The rows in a file that belong to a new shard."""
-    rows = _load(folder, saved, source, "cpu").run["rows"]
-    begin = max(source.first, shard.first) - source.first
-    end = min(source.last, shard.last) - source.first
+def _cut(folder: Path, manifest: _Manifest, source: IndexRange, target: IndexRange) -> dict[str, Any]:
+    """The rows in a rank's file that belong to a new owner."""
+    rows = _load(folder, manifest, source, "cpu").state["rows"]
+    begin = max(source.start, target.start) - source.start
+    end = min(source.stop, target.stop) - source.start
 
-    def own(t: Tensor) -> Tensor:
+    def cut(t: Tensor) -> Tensor:
         return t[begin:end].clone()
 
-    lam = {name: own(t) for name, t in rows["lam"].items()}
-    d = {name: own(t) for name, t in rows["d"].items()}
-    return {"lam": lam, "d": d, "last": own(rows["last"])}
+    lam = {name: cut(t) for name, t in rows["lam"].items()}
+    d = {name: cut(t) for name, t in rows["d"].items()}
+    return {"lam": lam, "d": d, "last": cut(rows["last"])}
 
 
 def _joined(parts: list[Tree]) -> Tree:
     return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
 
 
-def _overlap(a: Shard, b: Shard) -> bool:
-    return max(a.first, b.first) < min(a.last, b.last)
+def _overlap(a: IndexRange, b: IndexRange) -> bool:
+    return max(a.start, b.start) < min(a.stop, b.stop)
 
 
-def _path(folder: Path, k: int, shard: Shard) -> Path:
-    return folder / f"rank-{shard.rank}-of-{shard.world}" / f"step-{k}.safetensors"
+def _path(folder: Path, step_count: int, owner: IndexRange) -> Path:
+    return folder / f"rank-{owner.rank}-of-{owner.world_size}" / f"step-{step_count}.safetensors"
 
 
-def _save(folder: Path, k: int, shard: Shard, content: object) -> None:
-    path = _path(folder, k, shard)
+def _save(folder: Path, step_count: int, owner: IndexRange, content: object) -> None:
+    path = _path(folder, step_count, owner)
     path.parent.mkdir(parents=True, exist_ok=True)
     save_nest(path, _KIND_OF_RANK, content)
 
 
-def _ranks(world: int) -> str:
-    return "1 rank" if world == 1 else f"{world} ranks"
+def _ranks(count: int) -> str:
+    return "1 rank" if count == 1 else f"{count} ranks"
 
 
-def _publish(folder: Path, k: int, shard: Shard) -> None:
-    """Makes the files of step k the run that is saved, and removes those of others."""
-    named = [_path(folder, k, each) for each in shard.all()]
-    with in_words():
-        saved = _Manifest(k, shard.n, shard.world, [container.read_digest(path) for path in named])
-        container.write(folder / MANIFEST, _KIND, {}, cast(Any, saved._asdict()))
+def _publish(folder: Path, step_count: int, owner: IndexRange) -> None:
+    """Make the files of a step the run that is saved, and remove those of others."""
+    named = [_path(folder, step_count, each) for each in owner.full()]
+    with file_errors():
+        digests = [container.read_digest(path) for path in named]
+        manifest = _Manifest(step_count, owner.num_samples, owner.world_size, digests)
+        container.write(folder / MANIFEST, _KIND, {}, cast(Any, manifest._asdict()))
     for path in folder.glob("rank-*-of-*/step-*.safetensors"):
         if path not in named:
             path.unlink(missing_ok=True)
@@ -171,21 +185,21 @@ def _publish(folder: Path, k: int, shard: Shard) -> None:
 def _manifest(folder: Path) -> _Manifest:
     try:
         found: Any = container.read(folder / MANIFEST, _KIND).json
-        if not _MANIFEST(found) or not len(found["digests"]) == found["world"] <= found["n"]:
+        if not _MANIFEST(found) or not len(found["digests"]) == found["world_size"] <= found["num_samples"]:
             raise container.unreadable(folder / MANIFEST, "it is malformed")
     except ValueError as error:
         raise CheckpointError(f"{folder} must hold a run that fsla.contrib.save_shards wrote. {error}") from None
     return _Manifest(*(found[name] for name in _Manifest._fields))
 
 
-def _load(folder: Path, saved: _Manifest, shard: Shard, device: torch.device | str) -> Saved:
-    path = _path(folder, saved.k, shard)
+def _load(folder: Path, manifest: _Manifest, owner: IndexRange, device: torch.device | str) -> LoadedShards:
+    path = _path(folder, manifest.step_count, owner)
     found, content = load_nest(path, _KIND_OF_RANK, device)
-    if content.digest != saved.digests[shard.rank]:
+    if content.digest != manifest.digests[owner.rank]:
         raise CheckpointError(f"Cannot use {path}: it is not the file that {MANIFEST} names. Begin anew.")
-    run = found.get("run") if isinstance(found, dict) else None
-    if not isinstance(found, dict) or not isinstance(run, dict) or run.get("shard") != tuple(shard):
+    state = found.get("state") if isinstance(found, dict) else None
+    if not isinstance(found, dict) or not isinstance(state, dict) or state.get("index_range") != owner:
         raise CheckpointError(
-            f"{path} must hold rank {shard.rank} of {_ranks(shard.world)}. It holds something else. Begin anew."
+            f"{path} must hold rank {owner.rank} of {_ranks(owner.world_size)}. It holds something else. Begin anew."
         )
-    return Saved(run, found.get("also"))
+    return LoadedShards(state, found.get("extra"))

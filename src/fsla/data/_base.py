@@ -32,7 +32,7 @@ from fsla.data._inputs import (
     spread,
 )
 from fsla.data._material import Material
-from fsla.distributed import join
+from fsla.distributed import get_group
 
 
 class Trusting(BaseEstimator):  # type: ignore[misc]
@@ -67,7 +67,7 @@ class Trusting(BaseEstimator):  # type: ignore[misc]
         """Checks what is given, tries the ways and keeps the model; `names` are of the trusted data."""
         for name in [name for name in vars(self) if name.endswith("_")]:
             delattr(self, name)
-        here = join()
+        here = get_group()
         x, given, clean, true = self._checked(X, y, trusted, names)
         check_column_names(trusted[0], names[0], column_names(X))
         if column_names(X) is not None:
@@ -77,8 +77,10 @@ class Trusting(BaseEstimator):  # type: ignore[misc]
         self._shape = tuple(int(n) for n in x.shape[1:])
         both = np.concatenate([x, clean])
         self._scaling = scaling(both)
-        if here.world > 1:
-            here.agree({"samples": digest(both), "labels": digest(np.asarray([*given, *true], dtype=str))}, "data")
+        if here.world_size > 1:
+            here.check_equal(
+                {"samples": digest(both), "labels": digest(np.asarray([*given, *true], dtype=str))}, "data"
+            )
         targets = self._numbers(given, true) if regression else self._labels(given, true)
         count = 0 if regression else len(self.classes_)
         self._groups = None if groups is None else coded(column(groups, "groups", len(x)))
@@ -92,7 +94,7 @@ class Trusting(BaseEstimator):  # type: ignore[misc]
             networks.maker(self.model, self._shape, max(1, count)),
             groups=None if self._groups is None else self._groups.numbers.to(device),
             group_count=0 if self._groups is None else len(self._groups.names),
-            seed=here.from_first(int(check_random_state(self.random_state).randint(2**20))),
+            seed=here.broadcast(int(check_random_state(self.random_state).randint(2**20))),
             pace=pace if self.bilevel_steps is None else pace._replace(bilevel_steps=self.bilevel_steps),
             steps=self.steps,
             small=isinstance(self.model, str),

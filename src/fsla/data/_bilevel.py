@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from fsla.data._material import Material
-from fsla.steps._automatic import FALL
+from fsla.steps import ScaleFree
 from fsla.train import FSLA
 from fsla.train._weights import SampleWeights
 
@@ -66,12 +66,15 @@ def learn(material: Material, index: Tensor, count: int, shown: Tensor, number: 
         i = torch.randint(material.mixed, (batch,), generator=draw, device=material.device)
         j = torch.randint(len(shown), (batch,), generator=draw, device=material.device)
         info = opt.step(i, shown[j] if batch < len(shown) else shown, seed=material.seed_of(steps * number + k))
+        assert info.outer_step_scale is not None
+        assert info.outer_loss is not None
         with torch.no_grad():
-            weights.logit.lerp_(kept, PULL * info.outer_step_scale / (1 + k / FALL) ** 0.5)  # type: ignore[operator]
+            weights.logit.lerp_(kept, PULL * info.outer_step_scale / (1 + k / ScaleFree.fall) ** 0.5)
         if k >= late:
             mean += weights.logit.detach() / (steps - late)
         if k % RECORD == 0 or k == steps - 1:
-            curve.append((k, float(info.outer_loss), compared(weights.values).tolist() if count <= SHOWN else []))
+            now = compared(weights.weights).tolist() if count <= SHOWN else []
+            curve.append((k, float(info.outer_loss), now))
     material.progress()
     return Weighed(compared(mean.sigmoid()), curve)
 

@@ -22,7 +22,7 @@ from fsla.data._material import Material, threads
 from fsla.data._mixture import Member, Mixture, likelihood, tempered
 from fsla.data._training import CrossFit
 from fsla.data._ways import EVERYTHING, Bench, usual, ways
-from fsla.distributed import join
+from fsla.distributed import get_group
 
 FOLDS = 3
 LEAST = 0.05
@@ -105,13 +105,13 @@ class Trial:
         tried = list(names or usual(material))
         for name in tried:
             pick(name, ways(material), "way to train")
-        here = join()
+        here = get_group()
         self._parts = split(material, folds)
         self._held = Bench(material, [_without(self._parts, number) for number in range(folds)])
         self._stand_ins = stand_ins_by_fold(self._held, folds)
         self.candidates: list[Candidate] = []
         for name in tried:
-            late: bool = here.from_first(bool(enough()))
+            late: bool = here.broadcast(bool(enough()))
             if self.candidates and late:
                 break
             report(name, len(self.candidates), len(tried) + 1)
@@ -120,7 +120,7 @@ class Trial:
         self._report = report
         self._enough = enough
         self._left_out: dict[tuple[int, ...], Candidate] = {}
-        for candidate, share in zip(self.candidates, here.from_first(shares(self.candidates)), strict=True):
+        for candidate, share in zip(self.candidates, here.broadcast(shares(self.candidates)), strict=True):
             candidate.share = share
         self.final = Bench(material, repeats=repeats, groups=_mean(self._held.groups))
         """The ways with all trusted samples."""
@@ -181,19 +181,19 @@ class Trial:
         if choice.labels is not None:
             flagged.index_add_(0, material.groups, choice.labels.flagged.to(flagged.dtype))
         facts = [part.tolist() for part in (found.min(0).values, found.max(0).values, flagged, samples)]
-        low, high, wrong, rows = join().from_first(facts)
+        low, high, wrong, rows = get_group().broadcast(facts)
         choice.decisions, removals = decide(low, high, wrong, rows, self._without_groups)
         choice.removals = tuple(removals)
 
     def _without_groups(self, out: Sequence[int], more: Sequence[int]) -> Change | None:
         """What it changes on the held-out samples to train without more groups; None if time is up."""
-        here = join()
-        if here.from_first(bool(self._enough())):
+        here = get_group()
+        if here.broadcast(bool(self._enough())):
             return None
         total = len(self.candidates) + 1
         self._report("groups left out", len(self.candidates), total)
         change = self._change(self._trained_without(out), self._trained_without([*out, *more]))
-        return replace(change, effect=here.from_first(change.effect))
+        return replace(change, effect=here.broadcast(change.effect))
 
     def _trained_without(self, groups: Sequence[int]) -> Candidate:
         key = tuple(groups)

@@ -12,7 +12,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from fsla.data._material import Losses, Material, answers, given
 from fsla.data._networks import stacked
-from fsla.distributed import join, parts
+from fsla.distributed import get_group, parts
 
 BATCH = 128
 TRUSTED_BATCH = 64
@@ -60,8 +60,8 @@ def train(material: Material, lessons: Lessons, losses: Losses | None = None) ->
     """
     losses = given(material) if losses is None else losses
     networks = [material.network(number) for number in lessons.numbers]
-    here = join()
-    own = here.part(len(networks))
+    here = get_group()
+    own = here.local_slice(len(networks))
     together = stacked(networks[own]) if networks[own] else None
     if together is not None:
         _train(material, together, list(together.parameters()), lessons, losses, own)
@@ -71,7 +71,7 @@ def train(material: Material, lessons: Lessons, losses: Losses | None = None) ->
             network = networks[number]
             network.train()
             _train(material, _one(network), list(network.parameters()), lessons[number : number + 1], losses)
-    for rank, theirs in enumerate(parts(len(networks), here.world)):
+    for rank, theirs in enumerate(parts(len(networks), here.world_size)):
         here.copy_from(rank, [t for network in networks[theirs] for t in network.state_dict().values()])
     for _ in networks:
         material.progress()

@@ -29,7 +29,7 @@ from fsla.data import _transition as transition
 from fsla.data._bilevel import Weighed, acted_on, learn
 from fsla.data._material import Losses, Material, evident, soft
 from fsla.data._training import CrossFit, cross_fit, trusted_alone
-from fsla.distributed import apart, join, parts
+from fsla.distributed import get_group, parts, single_process
 
 ROUNDS = 3
 ALONE = "trusted samples alone"
@@ -177,17 +177,17 @@ class Bench:
 
     def _learn(self, index: Tensor, count: int) -> list[Weighed]:
         """The weights of each view; several ranks share the views out."""
-        here = join()
-        own = here.part(len(self.views))
+        here = get_group()
+        own = here.local_slice(len(self.views))
         found = []
-        with apart():
+        with single_process():
             for view in range(own.start, own.stop):
                 found.append(learn(self.material, index, count, self.views[view], view))
         curves = [curve for told in here.gather([weighed.curve for weighed in found]) for curve in told]
         weights = torch.zeros(len(self.views), count, device=self.material.device)
         if found:
             weights[own] = torch.stack([weighed.weights for weighed in found])
-        for rank, theirs in enumerate(parts(len(self.views), here.world)):
+        for rank, theirs in enumerate(parts(len(self.views), here.world_size)):
             here.copy_from(rank, [weights[theirs]])
         return [Weighed(weight, _curve(curve)) for weight, curve in zip(weights, curves, strict=True)]
 

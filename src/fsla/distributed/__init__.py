@@ -2,20 +2,28 @@
 
     torchrun --nproc-per-node 4 train.py
 
-`join` reads from the environment who is who; where nothing was started there is rank 0 of 1.
+`get_group` reads from the environment who is who; where nothing was started there is rank 0 of 1.
 """
 
-from fsla.distributed._group import RankError, Ranks, parts
-from fsla.distributed._join import ALONE, apart, device, join, raise_once, speaks
+from fsla.distributed._group import DistributedError, ProcessGroup, parts
+from fsla.distributed._join import SINGLE_PROCESS, get_device, get_group, raise_on_first, should_report, single_process
+from fsla.distributed._partition import BatchShard
+from fsla.distributed._reducer import DataParallelReducer, Reducer
+from fsla.distributed._shards import IndexRange, ShardedSampler
 
 __all__ = [
-    "ALONE",
-    "RankError",
-    "Ranks",
-    "apart",
-    "device",
-    "join",
+    "SINGLE_PROCESS",
+    "BatchShard",
+    "DataParallelReducer",
+    "DistributedError",
+    "IndexRange",
+    "ProcessGroup",
+    "Reducer",
+    "ShardedSampler",
+    "get_device",
+    "get_group",
     "parts",
-    "raise_once",
-    "speaks",
+    "raise_on_first",
+    "should_report",
+    "single_process",
 ]

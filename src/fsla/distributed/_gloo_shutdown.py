@@ -27,8 +27,8 @@ class Task(NamedTuple):
     """How often it went to sleep, which one that waits for Python does again and again."""
 
 
-def settle() -> None:
-    """Waits, without Python's lock, until gloo's threads are seen at rest twice; they need it for moments only."""
+def wait_for_gloo_threads() -> None:
+    """Wait, without Python's lock, until gloo's threads are seen at rest twice; they need it for moments only."""
     pause = threading.Event()
     before: dict[str, Task] = {}
     for _ in range(LOOKS):
@@ -40,7 +40,7 @@ def settle() -> None:
 
 
 def workers(tasks: Path = TASKS) -> dict[str, Task]:
-    """Gloo's threads by their numbers, as far as the system tells."""
+    """Return gloo's threads by their numbers, as far as the system tells."""
     found = {}
     for path in tasks.glob("*"):
         try:

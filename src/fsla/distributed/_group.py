@@ -21,16 +21,16 @@ _MEETINGS = count(1)
 """Each has a place of its own in the store, also where a process joins the ranks anew."""
 
 
-class RankError(RuntimeError):
+class DistributedError(RuntimeError):
     """Ranks that cannot find each other, do not agree, or wait for one that does not come."""
 
 
-class Ranks:
+class ProcessGroup:
     """The processes that work on one run, seen from one of them."""
 
-    def __init__(self, rank: int = 0, world: int = 1) -> None:
+    def __init__(self, rank: int = 0, world_size: int = 1) -> None:
         self.rank = rank
-        self.world = world
+        self.world_size = world_size
         self.messages = 0
         """How many were sent; each begins by being counted, so that the rank with the fewest is the one awaited."""
         self.bytes = 0
@@ -42,44 +42,47 @@ class Ranks:
         """Whether this is the rank that writes and speaks."""
         return self.rank == 0
 
-    def total(self, x: Tensor) -> Tensor:
-        """The sum of x over the ranks, in place."""
-        if self.world > 1:
-            self._count(x)
+    def all_reduce_sum(self, x: Tensor) -> Tensor:
+        """Sum x over the ranks, in place, and return it."""
+        if self.world_size > 1:
+            self.count(x)
             dist.all_reduce(x)
         return x
 
     def copy_from(self, source: int, tensors: Sequence[Tensor]) -> None:
-        """Sets tensors of any dtype to those of a rank, in place; one message for each device."""
+        """Set tensors of any dtype to those of a rank, in place; one message for each device."""
         places: dict[torch.device, list[Tensor]] = {}
-        for t in tensors if self.world > 1 else ():
+        for t in tensors if self.world_size > 1 else ():
             places.setdefault(t.device, []).append(t.detach())
         for there in places.values():
             flat = torch.cat([t.reshape(-1).view(torch.uint8) for t in there])
-            self._count(flat)
+            self.count(flat)
             dist.broadcast(flat, source)
             with torch.no_grad():
                 for t, part in zip(there, torch.split(flat, [t.nbytes for t in there]), strict=True):
                     t.copy_(part.clone().view(t.dtype).view(t.shape))
 
     def gather(self, value: Any) -> list[Any]:
-        """A plain value (numbers, strings, lists and mappings of these) of each rank."""
-        if self.world == 1:
+        """Return a JSON value of each rank, in the order of ranks."""
+        if self.world_size == 1:
             return [value]
         own = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8).to(_device())
-        sizes = [torch.zeros(1, dtype=torch.int64, device=own.device) for _ in range(self.world)]
-        self._count(sizes[0])
+        sizes = [torch.zeros(1, dtype=torch.int64, device=own.device) for _ in range(self.world_size)]
+        self.count(sizes[0])
         dist.all_gather(sizes, torch.tensor([len(own)], device=own.device))
         longest = max(int(size) for size in sizes)
         padded = torch.cat([own, own.new_zeros(longest - len(own))])
-        parts = [torch.empty_like(padded) for _ in range(self.world)]
-        self._count(padded)
-        dist.all_gather(parts, padded)
-        return [json.loads(part[: int(size)].cpu().numpy().tobytes()) for part, size in zip(parts, sizes, strict=True)]
+        padded_texts = [torch.empty_like(padded) for _ in range(self.world_size)]
+        self.count(padded)
+        dist.all_gather(padded_texts, padded)
+        return [
+            json.loads(part[: int(size)].cpu().numpy().tobytes())
+            for part, size in zip(padded_texts, sizes, strict=True)
+        ]
 
-    def from_first(self, value: T) -> T:
-        """A plain value as rank 0 has it: for what is read from a clock, or may come out differently elsewhere."""
-        if self.world == 1:
+    def broadcast(self, value: T) -> T:
+        """Return a JSON value as rank 0 has it, such as a reading of the clock."""
+        if self.world_size == 1:
             return value
         text = json.dumps(value).encode() if self.is_first else b""
         size = torch.tensor([len(text)], device=_device())
@@ -89,19 +92,19 @@ class Ranks:
         found: T = json.loads(sent.cpu().numpy().tobytes())
         return found
 
-    def most(self, numbers: Sequence[int]) -> list[int]:
-        """The largest that any rank has, of each number."""
+    def all_reduce_max(self, numbers: Sequence[int]) -> list[int]:
+        """Return the largest that any rank has, of each number."""
         found = [int(number) for number in numbers]
-        if self.world == 1:
+        if self.world_size == 1:
             return found
         told = torch.tensor(found, device=_device())
-        self._count(told)
+        self.count(told)
         dist.all_reduce(told, dist.ReduceOp.MAX)
         return [int(number) for number in told.tolist()]
 
-    def first(self, action: Callable[[], T], *, shown: tuple[type[Exception], ...] = (Exception,)) -> T:
-        """What rank 0's action returns, a plain value; where it raises there, the other ranks end too."""
-        if self.world == 1:
+    def run_on_first(self, action: Callable[[], T], *, shown: tuple[type[Exception], ...] = (Exception,)) -> T:
+        """Return what the action returns on rank 0, a JSON value; where it raises there, the other ranks end too."""
+        if self.world_size == 1:
             return action()
         value: Any = None
         failed: Exception | None = None
@@ -110,13 +113,13 @@ class Ranks:
                 value = action()
             except shown as error:
                 failed = error
-        self.all_well(failed)
-        found: T = self.from_first(value)
+        self.raise_if_any_failed(failed)
+        found: T = self.broadcast(value)
         return found
 
-    def all_well(self, failed: Exception | None) -> None:
-        """Raises where any rank failed: each its own error, and SystemExit on the others; rank 0 names who failed."""
-        if self.world == 1:
+    def raise_if_any_failed(self, failed: Exception | None) -> None:
+        """Raise where any rank failed: each its own error, and SystemExit on the others; rank 0 names who failed."""
+        if self.world_size == 1:
             if failed is not None:
                 raise failed
             return
@@ -126,11 +129,11 @@ class Ranks:
         for rank, text in enumerate(texts):
             if text is not None:
                 if self.is_first:
-                    raise RankError(f"Rank {rank} cannot go on, and with it the run: {text}")
+                    raise DistributedError(f"Rank {rank} cannot go on, and with it the run: {text}")
                 raise SystemExit(1)
 
-    def agree(self, known: Mapping[str, Any], what: str) -> None:
-        """Raises unless all ranks say the same of everything that is named; rank 0 says what differs."""
+    def check_equal(self, known: Mapping[str, Any], what: str) -> None:
+        """Raise unless all ranks have the same value of everything that is named; rank 0 says what differs."""
         said = self.gather({name: json.dumps(value, sort_keys=True) for name, value in known.items()})
         names = list(dict.fromkeys(name for own in said for name in own))
         differ = [name for name in names if len({own.get(name) for own in said}) > 1]
@@ -138,42 +141,43 @@ class Ranks:
             return
         shown = "; ".join(f"{name}: {_by_value([own.get(name) for own in said])}" for name in differ[:4])
         more = f"; and {len(differ) - 4} more" if len(differ) > 4 else ""
-        self.refuse(
+        self.abort(
             f"All ranks must have the same {what}. These differ: {shown}{more}. Start the same program, with the same "
             "settings and data, on every machine."
         )
 
-    def refuse(self, text: str) -> NoReturn:
-        """Ends all ranks, each of which must call this; rank 0 says why."""
+    def abort(self, text: str) -> NoReturn:
+        """End all ranks, each of which must call this; rank 0 says why."""
         if self.is_first:
-            raise RankError(text)
+            raise DistributedError(text)
         raise SystemExit(1)
 
     def wait(self) -> None:
-        """Until all ranks are here, however long that takes."""
-        if self.world == 1:
+        """Return when all ranks are here, however long that takes."""
+        if self.world_size == 1:
             return
         if self.store is None:
-            self.total(torch.zeros(1, device=_device()))
+            self.all_reduce_sum(torch.zeros(1, device=_device()))
             return
         place = f"meeting/{next(_MEETINGS)}"
         self.store.add(place, 1)
         pause = threading.Event()
-        while self.store.add(place, 0) < self.world:
+        while self.store.add(place, 0) < self.world_size:
             pause.wait(LOOK_EVERY_S)
 
-    def part(self, count: int) -> slice:
-        """Which of so many things are this rank's."""
-        return parts(count, self.world)[self.rank]
+    def local_slice(self, count: int) -> slice:
+        """Return which of so many things are this rank's."""
+        return parts(count, self.world_size)[self.rank]
 
-    def _count(self, x: Tensor) -> None:
+    def count(self, x: Tensor) -> None:
+        """Count a message."""
         self.messages += 1
         self.bytes += x.numel() * x.element_size()
 
 
-def parts(count: int, world: int) -> list[slice]:
-    """So many things, shared out evenly."""
-    return [slice(count * rank // world, count * (rank + 1) // world) for rank in range(world)]
+def parts(count: int, world_size: int) -> list[slice]:
+    """Return the slices of so many things that the ranks have, shared out evenly."""
+    return [slice(count * rank // world_size, count * (rank + 1) // world_size) for rank in range(world_size)]
 
 
 def _device() -> torch.device:

@@ -17,52 +17,54 @@ import torch
 import torch.distributed as dist
 
 from fsla.distributed import _watchdog as watch
-from fsla.distributed._gloo_shutdown import settle
-from fsla.distributed._group import RankError, Ranks
+from fsla.distributed._gloo_shutdown import wait_for_gloo_threads
+from fsla.distributed._group import DistributedError, ProcessGroup
 
 USUAL_TIMEOUT = 300.0
-SPEAKS_S = 2.0
+REPORT_S = 2.0
 """How long another rank waits for rank 0 to say what went wrong."""
 _NEEDED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-ALONE = Ranks()
-_joined: Ranks | None = None
-_apart: ContextVar[bool] = ContextVar("apart", default=False)
+SINGLE_PROCESS = ProcessGroup()
+_joined: ProcessGroup | None = None
+_by_itself: ContextVar[bool] = ContextVar("by_itself", default=False)
 
 
 @contextmanager
-def apart() -> Iterator[None]:
-    """Has a rank work by itself: inside, there is this process alone."""
-    token = _apart.set(True)
+def single_process() -> Iterator[None]:
+    """Let a rank work by itself: inside, `get_group` returns this process alone."""
+    token = _by_itself.set(True)
     try:
         yield
     finally:
-        _apart.reset(token)
+        _by_itself.reset(token)
 
 
-def join() -> Ranks:
-    """The ranks that this process is one of: those of torch.distributed where it is set up, else those that torchrun
-    started, else this process alone."""
+def get_group() -> ProcessGroup:
+    """Return the processes of this run.
+
+    Those of torch.distributed where it is set up, else those that torchrun started, else this process alone.
+    """
     global _joined
-    if _apart.get():
-        return ALONE
+    if _by_itself.get():
+        return SINGLE_PROCESS
     if dist.is_available() and dist.is_initialized():
         rank, world = dist.get_rank(), dist.get_world_size()
-        if _joined is None or (_joined.rank, _joined.world) != (rank, world):
-            _joined = _watched(Ranks(rank, world))
+        if _joined is None or (_joined.rank, _joined.world_size) != (rank, world):
+            _joined = _watched(ProcessGroup(rank, world))
         return _joined
     if os.environ.get("WORLD_SIZE", "1") in ("", "1"):
-        return ALONE
+        return SINGLE_PROCESS
     _connect()
-    return join()
+    return get_group()
 
 
-def device() -> torch.device:
-    """Where this rank computes: its own GPU where it has one, else the CPU."""
+def get_device() -> torch.device:
+    """Return where this rank computes: its own GPU where it has one, else the CPU."""
     if not torch.cuda.is_available():
         return torch.device("cpu")
     local = int(os.environ.get("LOCAL_RANK", "0"))
     if local >= torch.cuda.device_count():
-        raise RankError(
+        raise DistributedError(
             f"Each process of a machine must have a GPU of its own. This is number {local} (from 0) of a machine with "
             f"{torch.cuda.device_count()}. Start fewer with --nproc-per-node, or set CUDA_VISIBLE_DEVICES='' to use "
             "CPUs."
@@ -71,27 +73,27 @@ def device() -> torch.device:
     return torch.device("cuda", local)
 
 
-def raise_once(error: Exception) -> NoReturn:
-    """Raises where it is for this rank to say what went wrong, and ends the others."""
-    if speaks(str(error)):
+def raise_on_first(error: Exception) -> NoReturn:
+    """Raise the error on the rank that reports it, and end the others."""
+    if should_report(str(error)):
         raise error
     raise SystemExit(1)
 
 
-def speaks(text: str) -> bool:
-    """Whether it is for this rank to say what went wrong: rank 0 says it, and another one what rank 0 does not say."""
+def should_report(text: str) -> bool:
+    """Return whether this rank reports an error: rank 0 does, and another one does where rank 0 does not."""
     rank, world = os.environ.get("RANK", ""), os.environ.get("WORLD_SIZE", "1")
     if world in ("", "1") or not rank.isdigit():
         return True
     try:
         store = watch.store(
-            os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), hosted=False, timeout=timedelta(seconds=SPEAKS_S)
+            os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), hosted=False, timeout=timedelta(seconds=REPORT_S)
         )
         said = f"said/{hashlib.blake2b(text.encode(), digest_size=16).hexdigest()}"
         if rank == "0":
             store.set(said, text)
             return True
-        store.wait([said], timedelta(seconds=SPEAKS_S))
+        store.wait([said], timedelta(seconds=REPORT_S))
     except (KeyError, ValueError, RuntimeError):  # torch's errors of the network are the last of these
         return True
     return False
@@ -104,25 +106,25 @@ def timeout_s() -> float:
     except ValueError:
         seconds = 0.0
     if not seconds > 0:
-        raise RankError(f"{watch.TIMEOUT} must be a number of seconds above zero. Got {text!r}.")
+        raise DistributedError(f"{watch.TIMEOUT} must be a number of seconds above zero. Got {text!r}.")
     return seconds
 
 
 def _connect() -> None:
     missing = [name for name in _NEEDED if not os.environ.get(name)]
     if missing:
-        raise RankError(
+        raise DistributedError(
             f"WORLD_SIZE={os.environ['WORLD_SIZE']} says that this is one of several processes, and they cannot meet "
             f"without {', '.join(missing)}. Start the program with torchrun --nproc-per-node N, which sets them, or "
             "unset WORLD_SIZE to run it alone."
         )
     rank, world, local = os.environ["RANK"], os.environ["WORLD_SIZE"], os.environ.get("LOCAL_RANK", "0")
     if not (rank.isdigit() and world.isdigit() and local.isdigit() and int(rank) < int(world)):
-        raise RankError(
+        raise DistributedError(
             f"RANK, from 0, must be below WORLD_SIZE. Got RANK={rank}, WORLD_SIZE={world}, LOCAL_RANK={local}. Start "
             "the program with torchrun, which sets them."
         )
-    own = device()
+    own = get_device()
     backend = "cpu:gloo,cuda:nccl" if own.type == "cuda" else "gloo"
     address, port = os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]
     timeout = timedelta(seconds=timeout_s())
@@ -136,7 +138,7 @@ def _connect() -> None:
             timeout=2 * timeout,  # the watch comes first
         )
     except (dist.DistError, RuntimeError, ValueError) as error:
-        raise RankError(
+        raise DistributedError(
             f"Rank {rank} of {world} must meet the others at {address}:{port}, and cannot within "
             f"{timeout.total_seconds():g} seconds ({str(error).splitlines()[0]}). Check that all of them were started, "
             "and that this machine reaches that address."
@@ -149,13 +151,13 @@ def _leave() -> None:
         dist.destroy_process_group()
 
 
-def _watched(ranks: Ranks) -> Ranks:
-    if ranks.world > 1:
-        atexit.register(settle)
-        store = watch.start(ranks.rank, ranks.world, timeout_s(), lambda: ranks.messages)
-        (missing,) = ranks.most([store is None])
+def _watched(ranks: ProcessGroup) -> ProcessGroup:
+    if ranks.world_size > 1:
+        atexit.register(wait_for_gloo_threads)
+        store = watch.start(ranks.rank, ranks.world_size, timeout_s(), lambda: ranks.messages)
+        (missing,) = ranks.all_reduce_max([store is None])
         ranks.store = None if missing else store
-        ranks.agree(_code(), "code")
+        ranks.check_equal(_code(), "code")
     return ranks
 
 

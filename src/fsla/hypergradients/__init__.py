@@ -1,35 +1,43 @@
 """Estimates of the hypergradient, the linear solvers behind them, and checks against the exact one."""
 
 from fsla.hypergradients._check import (
-    DivergenceWarning,
-    Hypergradient,
+    ConvergenceWarning,
     HypergradientCheck,
+    HypergradientResult,
     check_hypergradient,
     hypergradient,
 )
-from fsla.hypergradients._estimators import Carried, Estimator, Exact, Implicit, Tangent, Tracked, Unrolled, Warm
-from fsla.hypergradients._inner import Descent, Nesterov
+from fsla.hypergradients._estimators import (
+    Exact,
+    ForwardSensitivity,
+    ForwardUnroll,
+    HypergradientEstimator,
+    OneStep,
+    ReverseUnroll,
+    Solved,
+    Tracked,
+    WarmStartCG,
+)
 from fsla.hypergradients._linear_solvers import ConjugateGradient, Identity, Neumann, RandomNeumann
 from fsla.hypergradients._linsolve import largest_eigenvalue
 
 __all__ = [
-    "Carried",
     "ConjugateGradient",
-    "Descent",
-    "DivergenceWarning",
-    "Estimator",
+    "ConvergenceWarning",
     "Exact",
-    "Hypergradient",
+    "ForwardSensitivity",
+    "ForwardUnroll",
     "HypergradientCheck",
+    "HypergradientEstimator",
+    "HypergradientResult",
     "Identity",
-    "Implicit",
-    "Nesterov",
     "Neumann",
+    "OneStep",
     "RandomNeumann",
-    "Tangent",
+    "ReverseUnroll",
+    "Solved",
     "Tracked",
-    "Unrolled",
-    "Warm",
+    "WarmStartCG",
     "check_hypergradient",
     "hypergradient",
     "largest_eigenvalue",

@@ -5,116 +5,148 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple, overload
 
 import torch
 
 from fsla._checks import pick, positive, whole_number
-from fsla._tree import Tree, axpy, dense, dot, flatten, is_finite, norm, size, sub, unflatten
+from fsla._tree import Tree, axpy, dense, dot, flatten, is_finite, norm, size, sub, unflatten, zeros_like
 from fsla.hypergradients import _linsolve as linsolve
 from fsla.hypergradients._estimators import (
-    ConjugateGradient,
     Exact,
-    Implicit,
-    Neumann,
-    Tangent,
+    ForwardUnroll,
+    HypergradientEstimator,
+    ReverseUnroll,
+    Solved,
     Tracked,
-    Unrolled,
     readout,
 )
 from fsla.hypergradients._exact import solve_directly, solve_inner
-from fsla.hypergradients._inner import Descent
-from fsla.problems._batches import Batch, Sample
-from fsla.problems._differences import Differencing, StepCheck
-from fsla.problems._problem import Oracles, Point, checked
-from fsla.problems._wrappers import Seeded, Shared
+from fsla.hypergradients._linear_solvers import ConjugateGradient, Neumann
+from fsla.problems._batches import StepBatches
+from fsla.problems._views import FiniteDifferenceCheck, Oracles, Point, ProblemAtPoint, validate_start
+from fsla.steps._context import StepContext, descend
+from fsla.steps._momentum import Position
+from fsla.steps._schedules import constant
+from fsla.steps._updates import GradientDescent, Updates, Variable
 
 
-class DivergenceWarning(UserWarning):
+class ConvergenceWarning(UserWarning):
     """A hypergradient was computed by an iteration that diverges, and means nothing."""
 
 
 @dataclass(frozen=True)
-class Hypergradient:
-    """An approximate ∇f(λ) and how far to trust it."""
+class HypergradientResult:
+    """An approximate ∇f(λ) and how far to trust it.
+
+    Args:
+        value: ∇f(λ), of the form of λ.
+        adjoint: v ≈ H⁻¹ ∂_ω F, where the method has one.
+        omega: where it was evaluated: the given ω, or the one that the method's inner steps ended in.
+        residual: ‖∂_ω F - H v‖ / ‖∂_ω F‖ at `omega`.
+        converged: whether the residual is within the tolerance; None where the method solves no system.
+        message: what went wrong.
+    """
 
     value: Tree
-    v: Tree | None
-    """v ≈ H⁻¹ ∂_ω F, where the method has one."""
+    adjoint: Tree | None
     omega: Tree
-    """Where it was evaluated: the given ω, or the one that the method's inner steps ended in."""
     residual: float | None = None
-    """‖∂_ω F - H v‖ / ‖∂_ω F‖ at `omega`."""
     converged: bool | None = None
-    """Whether the residual is within the tolerance; None where the method solves no system."""
-    note: str = ""
+    message: str = ""
 
 
-class _Options(NamedTuple):
-    steps: int
-    beta: float | None
+class _Request(NamedTuple):
+    """What a method is asked for, and how.
+
+    Args:
+        step: what answers questions about the problem.
+        at: the point.
+        num_steps, step_size, tol, unroll_length: as in `hypergradient`.
+    """
+
+    step: StepContext
+    at: Point
+    num_steps: int
+    step_size: float | None
     tol: float | None
-    truncate: int | None
+    unroll_length: int | None
+
+    def hvp_at(self, at: Point) -> linsolve.Matvec:
+        return self.step.inner_at(at, self.step.batches.hvp[0]).linearized().hvp
+
+    def moving(self) -> StepContext:
+        """Return the step with a size for ω and v: the given one, or one that is safe."""
+        lr = self.step_size or _safe_step(linsolve.largest_eigenvalue(self.hvp_at(self.at), self.at.omega))
+        return _context(self.step._problem, self.step.batches, lr)
 
 
 def hypergradient(
     problem: Oracles,
     at: Point,
-    inner_batch: Batch,
-    outer_batch: Batch,
+    inner_batch: Any,
+    outer_batch: Any,
     method: str = "cg",
     *,
-    steps: int = 20,
-    beta: float | None = None,
+    num_steps: int = 20,
+    step_size: float | None = None,
     tol: float | None = None,
-    truncate: int | None = None,
+    unroll_length: int | None = None,
     seed: int | None = None,
-) -> Hypergradient:
-    """Returns the hypergradient at (λ, ω) by one method, with its residual.
+) -> HypergradientResult:
+    """Return the hypergradient at (λ, ω) by one method, with its residual.
 
     Args:
         problem: the two losses, as `fsla.Problem`.
-        at: the point. "exact" solves the inner problem from at.omega; "unrolled", "tangent" and "tracked" take
-            `steps` inner steps from it; the others evaluate at at.omega itself, whose distance to ω_λ no number of
-            steps removes.
+        at: the point. "exact" solves the inner problem from at.omega; "unrolled", "forward_unrolled" and "single_loop"
+            take `num_steps` inner steps from it; the others evaluate at at.omega itself, whose distance to ω_λ no
+            number of steps removes.
         inner_batch, outer_batch: what the losses are given.
         method: "exact" (ω_λ by Newton, v by a direct solve), "implicit" (Proposition 1 at at.omega, v by a direct
-            solve), "cg", "neumann", "unrolled" (BP), "tangent" (BP in forward mode: p products a step), "tracked"
-            (FSLA at a fixed λ).
-        steps: K, the number of terms, of conjugate-gradient steps or of inner steps.
-        beta: the step of "neumann" and the inner step of the last three; by default 1/L, with L estimated.
+            solve), "cg", "neumann", "unrolled" (BP), "forward_unrolled" (BP in forward mode: p products a step),
+            "single_loop" (FSLA at a fixed λ).
+        num_steps: K, the number of terms, of conjugate-gradient steps or of inner steps.
+        step_size: the step of "neumann" and the inner step of the last three; by default 1/L, with L estimated.
         tol: the relative residual at which "cg" stops and which counts as converged; by default the rounding unit for
             the first and its square root for the second.
-        truncate: for "unrolled", differentiate through the last `truncate` inner steps only.
+        unroll_length: for "unrolled", differentiate through the last `unroll_length` inner steps only.
         seed: fixes what random layers draw.
     """
     compute = pick(method, METHODS, "method")
-    whole_number(steps, "steps", "hypergradient")
-    for name, value in (("beta", beta), ("tol", tol)):
+    whole_number(num_steps, "num_steps", "hypergradient")
+    for name, value in (("step_size", step_size), ("tol", tol)):
         positive(value, name, "hypergradient", optional=True)
-    if truncate is not None and method != "unrolled":
-        raise ValueError(f"truncate is for method='unrolled' alone. Got truncate={truncate} with method={method!r}.")
-    xi = Sample.full(inner_batch, outer_batch, seed=seed)
-    at = checked(problem, at, xi)
-    shared = Shared(problem if seed is None else Seeded(problem, xi), linearised=True)
-    result = compute(shared, at, xi, _Options(steps, beta, tol, truncate))
+    if unroll_length is not None and method != "unrolled":
+        raise ValueError(
+            f"unroll_length is for method='unrolled' alone. Got unroll_length={unroll_length} with method={method!r}."
+        )
+    batches = StepBatches.shared(inner_batch, outer_batch, seed=seed)
+    at = validate_start(problem, at, batches.inner_grad[0], batches.outer_grad_omega[0])
+    step = _context(problem, batches, step_size or 0.0)
+    result = compute(_Request(step, at, num_steps, step_size, tol, unroll_length))
     if not is_finite(result.value):
-        note = f"The hypergradient by {method!r} is not finite: its steps diverge. Leave beta out, or make it smaller."
-        result = replace(result, note=result.note or note)
-    if result.note:
-        warnings.warn(result.note, DivergenceWarning, stacklevel=2)
+        message = f"The hypergradient by {method!r} is not finite: its steps diverge. Leave step_size out, or lower it."
+        result = replace(result, message=result.message or message)
+    if result.message:
+        warnings.warn(result.message, ConvergenceWarning, stacklevel=2)
     return result
 
 
-def _exact(problem: Oracles, at: Point, xi: Sample, opt: _Options) -> Hypergradient:
-    return _implicit(problem, Exact().solved(problem, at, xi), xi, opt)
+def _context(problem: Oracles, batches: StepBatches, lr: float) -> StepContext:
+    sizes, update = constant(0.0, lr, lr), GradientDescent()
+    updates = Updates(update, update, update)
+    return StepContext(problem, batches, sizes.rates(0), updates, sizes, update_buffers=False)
 
 
-def _implicit(problem: Oracles, at: Point, xi: Sample, opt: _Options) -> Hypergradient:
-    return _solved(problem, at, xi, Implicit(solve_directly).adjoint(problem, at, xi), opt)
+def _exact(ask: _Request) -> HypergradientResult:
+    return _implicit(ask._replace(at=Exact().solved(ask.step, ask.at)))
 
 
-def _cg(problem: Oracles, at: Point, xi: Sample, opt: _Options) -> Hypergradient:
+def _implicit(ask: _Request) -> HypergradientResult:
+    return _solved(ask, Solved(solve_directly).adjoint(ask.step, ask.at))
+
+
+def _cg(ask: _Request) -> HypergradientResult:
     products = 0
 
     def solve(matvec: linsolve.Matvec, b: Tree) -> Tree:
@@ -123,70 +155,65 @@ def _cg(problem: Oracles, at: Point, xi: Sample, opt: _Options) -> Hypergradient
             products += 1
             return matvec(v)
 
-        stop = None if opt.tol is None else opt.tol / 2  # the residual that CG carries drifts from the true one
-        return ConjugateGradient(opt.steps, stop_early=True, tol=stop)(counted, b)
+        stop = None if ask.tol is None else ask.tol / 2  # The residual that CG carries drifts from the true one.
+        return ConjugateGradient(ask.num_steps, stop_early=True, tol=stop)(counted, b)
 
-    result = _solved(problem, at, xi, Implicit(solve).adjoint(problem, at, xi), opt)
-    if products == opt.steps or result.converged:
+    result = _solved(ask, Solved(solve).adjoint(ask.step, ask.at))
+    if products == ask.num_steps or result.converged:
         return result
     return replace(
         result,
-        note=f"CG stopped after {products} products at a relative residual of {result.residual:.1e}: to rounding, the "
-        "curvature of G is not positive in every direction. The Hessian in omega is not positive definite, or too "
+        message=f"CG stopped after {products} products at a relative residual of {result.residual:.1e}: to rounding, "
+        "the curvature of G is not positive in every direction. The Hessian in omega is not positive definite, or too "
         "ill-conditioned for this dtype. Add a ridge to G, or use float64.",
     )
 
 
-def _neumann(problem: Oracles, at: Point, xi: Sample, opt: _Options) -> Hypergradient:
-    top = linsolve.largest_eigenvalue(problem.inner_at(at, xi.hvp).hvp, at.omega)
-    beta = opt.beta or _safe_step(top)
-    result = _solved(problem, at, xi, Implicit(Neumann(opt.steps, beta)).adjoint(problem, at, xi), opt)
-    if beta * top <= 2:
+def _neumann(ask: _Request) -> HypergradientResult:
+    top = linsolve.largest_eigenvalue(ask.hvp_at(ask.at), ask.at.omega)
+    lr = ask.step_size or _safe_step(top)
+    result = _solved(ask, Solved(Neumann(ask.num_steps, lr)).adjoint(ask.step, ask.at))
+    if lr * top <= 2:
         return result
     return replace(
         result,
-        note=f"The Neumann series diverges: its step must be under 2/L, which is at most {2 / top:.3g} here. "
-        f"Got beta={beta:.3g}. Leave beta out to have about 1/L.",
+        message=f"The Neumann series diverges: its step must be under 2/L, which is at most {2 / top:.3g} here. "
+        f"Got step_size={lr:.3g}. Leave step_size out to have about 1/L.",
     )
 
 
-def _unrolled(problem: Oracles, at: Point, xi: Sample, opt: _Options) -> Hypergradient:
-    there = _descend(problem, at, xi, opt)
-    return Hypergradient(dense(Unrolled(opt.truncate).gradient(problem, there, None, xi)), None, there.omega)
+def _unrolled(ask: _Request) -> HypergradientResult:
+    return _through_steps(ask, ReverseUnroll(ask.unroll_length))
 
 
-def _tangent(problem: Oracles, at: Point, xi: Sample, opt: _Options) -> Hypergradient:
-    there = _descend(problem, at, xi, opt)
-    return Hypergradient(dense(Tangent().gradient(problem, there, None, xi)), None, there.omega)
+def _forward_unrolled(ask: _Request) -> HypergradientResult:
+    return _through_steps(ask, ForwardUnroll())
 
 
-def _tracked(problem: Oracles, at: Point, xi: Sample, opt: _Options) -> Hypergradient:
-    beta = _inner_step(problem, at, xi, opt)
-    tracked = Tracked()
-    v = tracked.init(at)
-    for _ in range(opt.steps):  # the single-loop equation of section 4 with α = 0
-        at, _ = Descent().run(problem, at, None, xi, beta)
-        v = tracked.advance(problem, at, v, xi, beta)
-    return _solved(problem, at, xi, v, opt)
+def _through_steps(ask: _Request, estimator: HypergradientEstimator) -> HypergradientResult:
+    step = ask.moving()
+    there, _ = descend(step, ask.at, Variable(ask.at.omega), ask.num_steps, keep=dict)
+    return HypergradientResult(dense(estimator.gradient(step, Position(there, {}))), None, there.omega)
 
 
-METHODS: dict[str, Callable[[Oracles, Point, Sample, _Options], Hypergradient]] = {
+def _single_loop(ask: _Request) -> HypergradientResult:
+    step = ask.moving()
+    at, omega, v = ask.at, Variable(ask.at.omega), Variable(zeros_like(ask.at.omega))
+    for _ in range(ask.num_steps):  # The single-loop equation of section 4 with α = 0.
+        at, omega = descend(step, at, omega, 1)
+        v, _ = Tracked().advance(step, at, v, None)
+    return _solved(ask._replace(at=at), v.value)
+
+
+METHODS: dict[str, Callable[[_Request], HypergradientResult]] = {
     "exact": _exact,
     "implicit": _implicit,
     "cg": _cg,
     "neumann": _neumann,
     "unrolled": _unrolled,
-    "tangent": _tangent,
-    "tracked": _tracked,
+    "forward_unrolled": _forward_unrolled,
+    "single_loop": _single_loop,
 }
-
-
-def _descend(problem: Oracles, at: Point, xi: Sample, opt: _Options) -> Point:
-    return Descent(opt.steps, trail=True).run(problem, at, None, xi, _inner_step(problem, at, xi, opt))[0]
-
-
-def _inner_step(problem: Oracles, at: Point, xi: Sample, opt: _Options) -> float:
-    return opt.beta or _safe_step(linsolve.largest_eigenvalue(problem.inner_at(at, xi.inner).hvp, at.omega))
 
 
 def _safe_step(top: float) -> float:
@@ -194,24 +221,25 @@ def _safe_step(top: float) -> float:
     if not top > 0:
         raise ValueError(
             f"The inner loss G must curve upwards in omega for a step to be chosen, but its largest curvature here is "
-            f"{top:.2g}. Give beta, or start at another omega."
+            f"{top:.2g}. Give step_size, or start at another omega."
         )
     return 0.95 / top
 
 
-def _solved(problem: Oracles, at: Point, xi: Sample, v: Tree, opt: _Options) -> Hypergradient:
-    """Proposition 1 with the v that was found, and its residual, at the price of one more HVP."""
-    p = problem.outer_at(at, xi.outer_omega).d_omega
-    residual = float(linsolve.relative_residual(problem.inner_at(at, xi.hvp).hvp, p, v))
-    tol = torch.finfo(flatten(v).dtype).eps ** 0.5 if opt.tol is None else opt.tol
-    return Hypergradient(dense(readout(problem, at, v, xi)), v, at.omega, residual, residual <= tol)
+def _solved(ask: _Request, v: Tree) -> HypergradientResult:
+    """Proposition 1 with the v that was computed, and its residual, at the price of one more HVP."""
+    p = ask.step.outer_at(ask.at, ask.step.batches.outer_grad_omega[0]).grad_omega
+    residual = float(linsolve.relative_residual(ask.hvp_at(ask.at), p, v))
+    tol = torch.finfo(flatten(v).dtype).eps ** 0.5 if ask.tol is None else ask.tol
+    value = dense(readout(ask.step, ask.at, v))
+    return HypergradientResult(value, v, ask.at.omega, residual, residual <= tol)
 
 
-class Line(NamedTuple):
+class Row(NamedTuple):
     """One method at one K: its relative errors, from the given ω and from ω_λ, and its residual in the first case."""
 
     method: str
-    steps: int | None
+    num_steps: int | None
     error: float
     error_at_minimum: float
     residual: float | None
@@ -219,76 +247,114 @@ class Line(NamedTuple):
 
 @dataclass(frozen=True)
 class HypergradientCheck:
-    """Every estimator against the exact hypergradient, as a table (print it)."""
+    """Every estimator against the exact hypergradient, as a table (print it).
 
-    lines: list[Line]
-    difference: float
-    """Relative error of the exact one against a central difference of f along a random direction."""
-    inner_distance: float
-    """‖ω - ω_λ‖, which bounds what an estimator at ω can reach."""
-    step: StepCheck | None = None
-    """Where products are taken by differences: how much they depend on their step."""
+    Args:
+        rows: one for each method and K.
+        exact_vs_finite_difference: the relative error of the exact one against a central difference of f along a
+            random direction.
+        distance_to_inner_minimum: ‖ω - ω_λ‖, which bounds what an estimator at ω can reach.
+        fd_step_check: where products are taken by differences, how much they depend on their step.
+    """
+
+    rows: list[Row]
+    exact_vs_finite_difference: float
+    distance_to_inner_minimum: float
+    fd_step_check: FiniteDifferenceCheck | None = None
 
     def __str__(self) -> str:
+        error = self.exact_vs_finite_difference
         text = [
-            f"exact hypergradient against a central difference of f: relative error {self.difference:.1e}",
-            f"distance of omega from the inner minimum: {self.inner_distance:.1e}",
-            *([] if self.step is None else [str(self.step)]),
+            f"exact hypergradient against a central difference of f: relative error {error:.1e}",
+            f"distance of omega from the inner minimum: {self.distance_to_inner_minimum:.1e}",
+            *([] if self.fd_step_check is None else [str(self.fd_step_check)]),
             "",
-            f"{'method':10} {'K':>4}   {'error, from omega':>17}   {'from the minimum':>16}   {'residual':>8}",
+            f"{'method':16} {'K':>4}   {'error, from omega':>17}   {'from the minimum':>16}   {'residual':>8}",
         ]
-        for line in self.lines:
-            k = "-" if line.steps is None else line.steps
-            residual = "-" if line.residual is None else f"{line.residual:.1e}"
-            errors = f"{line.error:>17.1e}   {line.error_at_minimum:>16.1e}"
-            text.append(f"{line.method:10} {k:>4}   {errors}   {residual:>8}")
+        for row in self.rows:
+            k = "-" if row.num_steps is None else row.num_steps
+            residual = "-" if row.residual is None else f"{row.residual:.1e}"
+            errors = f"{row.error:>17.1e}   {row.error_at_minimum:>16.1e}"
+            text.append(f"{row.method:16} {k:>4}   {errors}   {residual:>8}")
         return "\n".join(text)
 
 
+@overload
 def check_hypergradient(
     problem: Oracles,
     at: Point,
-    inner_batch: Batch,
-    outer_batch: Batch,
+    inner_batch: Any,
+    outer_batch: Any,
+    /,
     *,
-    steps: Sequence[int] | int = (5, 20, 80),
-    beta: float | None = None,
+    num_steps: Sequence[int] | int = ...,
+    step_size: float | None = ...,
+) -> HypergradientCheck: ...
+@overload
+def check_hypergradient(
+    problem: ProblemAtPoint,
+    inner_batch: Any,
+    outer_batch: Any,
+    /,
+    *,
+    num_steps: Sequence[int] | int = ...,
+    step_size: float | None = ...,
+) -> HypergradientCheck: ...
+def check_hypergradient(
+    problem: Oracles | ProblemAtPoint,
+    *where: Any,
+    num_steps: Sequence[int] | int = (5, 20, 80),
+    step_size: float | None = None,
 ) -> HypergradientCheck:
-    """Compares every estimator with the exact hypergradient, and that one with a central difference of f.
+    """Compare every estimator with the exact hypergradient, and that one with a central difference of f.
+
+    Call it as ``check_hypergradient(problem, at, inner_batch, outer_batch)``, or, with a `BilevelOptimizer`, as
+    ``check_hypergradient(bilevel, inner_batch, outer_batch)``, which looks at the point where its model stands.
 
     Each is run from the given ω and from ω_λ: the first error holds the distance of ω from ω_λ, the second does not.
-    G must be strongly convex in ω, and small enough for many exact solves. "tangent" is left out above 64 coordinates
-    of λ.
+    G must be strongly convex in ω, and small enough for many exact solves. "forward_unrolled" is left out above 64
+    coordinates of λ.
+
+    Args:
+        num_steps, step_size: as in `hypergradient`; a table has a row for each of several numbers of steps.
     """
-    every = [steps] if isinstance(steps, int) else list(steps)
+    if isinstance(problem, ProblemAtPoint):
+        oracles, at = problem.problem_at_point()
+        inner_batch, outer_batch = where
+    else:
+        oracles = problem
+        at, inner_batch, outer_batch = where
+    every = [num_steps] if isinstance(num_steps, int) else list(num_steps)
     for k in every:
-        whole_number(k, "steps", "check_hypergradient")
-    exact = hypergradient(problem, at, inner_batch, outer_batch, "exact")
+        whole_number(k, "num_steps", "check_hypergradient")
+    exact = hypergradient(oracles, at, inner_batch, outer_batch, "exact")
     scale = float(norm(exact.value)) or 1.0
-    lines = []
+    rows = []
     for method in METHODS:
-        if method == "exact" or (method == "tangent" and size(at.lam) > 64):
+        if method == "exact" or (method == "forward_unrolled" and size(at.lam) > 64):
             continue
         for K in [None] if method == "implicit" else every:
-            found = exact
+            result = exact
             errors = []
             for start in (exact.omega, at.omega):
                 with warnings.catch_warnings():
-                    warnings.simplefilter("ignore", DivergenceWarning)  # the table shows it
+                    warnings.simplefilter("ignore", ConvergenceWarning)  # The table shows it.
                     here = Point(at.lam, start)
-                    found = hypergradient(problem, here, inner_batch, outer_batch, method, steps=K or 1, beta=beta)
-                errors.append(float(norm(sub(found.value, exact.value))) / scale)
-            lines.append(Line(method, K, errors[1], errors[0], found.residual))
-    v = at.omega if exact.v is None else exact.v
+                    result = hypergradient(
+                        oracles, here, inner_batch, outer_batch, method, num_steps=K or 1, step_size=step_size
+                    )
+                errors.append(float(norm(sub(result.value, exact.value))) / scale)
+            rows.append(Row(method, K, errors[1], errors[0], result.residual))
+    batches = StepBatches.shared(inner_batch, outer_batch)
     return HypergradientCheck(
-        lines,
-        _difference(problem, at, exact, inner_batch, outer_batch),
+        rows,
+        _difference(oracles, at, exact, batches),
         float(norm(sub(at.omega, exact.omega))),
-        problem.check_step(at, inner_batch, v) if isinstance(problem, Differencing) else None,
+        oracles.check_step(at, batches.inner_grad[0], at.omega if exact.adjoint is None else exact.adjoint),
     )
 
 
-def _difference(problem: Oracles, at: Point, exact: Hypergradient, inner_batch: Batch, outer_batch: Batch) -> float:
+def _difference(problem: Oracles, at: Point, exact: HypergradientResult, batches: StepBatches) -> float:
     """The relative error of ∇f along a random unit direction u, against (f(λ+εu) - f(λ-εu)) / 2ε."""
     flat = flatten(at.lam)
     u = torch.randn(flat.shape, dtype=flat.dtype, generator=torch.Generator().manual_seed(0)).to(flat.device)
@@ -297,8 +363,8 @@ def _difference(problem: Oracles, at: Point, exact: Hypergradient, inner_batch: 
     ends = []
     for sign in (1.0, -1.0):
         lam = axpy(sign * step, direction, at.lam)
-        omega = solve_inner(problem, Point(lam, exact.omega), inner_batch)
-        ends.append(float(problem.outer_at(Point(lam, omega), outer_batch).value))
+        omega = solve_inner(lambda point: problem.inner_at(point, batches.inner_grad[0]), Point(lam, exact.omega))
+        ends.append(float(problem.outer_at(Point(lam, omega), batches.outer_grad_omega[0]).value))
     slope = float(dot(exact.value, direction))
     found = (ends[0] - ends[1]) / (2 * step)
     return abs(found - slope) / max(abs(slope), 1e-30)

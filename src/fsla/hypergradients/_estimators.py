@@ -1,250 +1,271 @@
-"""Lemma 2's cases and section 4: ways to have v ≈ H⁻¹ ∂_ω F, or to do without it.
+"""Estimators of the hypergradient ∂_λ F - J v with v ≈ H⁻¹ ∂_ω F, or of it without v (Lemma 2's cases and section 4).
 
 An estimator has a memory and two parts. `advance` moves the memory by one step (Algorithm 1, line 7); `gradient` is the
-hypergradient ∂_λ F - J v at any point, memory and sample (line 8). The split lets one STORM correction, which needs the
-gradient at the old and the new point on one sample, serve every estimator.
+hypergradient at any position on the step's batches (line 8). The split lets one STORM correction, which needs the
+gradient at the old and the new position on the same batches, serve every estimator.
 
-    Tracked    FSLA: v is carried from step to step, and one term of the forward mode is added at each
-    Warm       AID-BiO: v is carried, and improved by conjugate gradients
-    Implicit   NS, CG: v is solved for afresh at each point, by one of `_linear_solvers`
-    Unrolled   BP: the backward mode over the inner steps that led to the point
-    Tangent    the same derivative as Unrolled, by the matrix recursion: p products a step
-    Carried    RTHO: the matrix of that recursion is carried from step to step
-    Exact      the reference: ω_λ by Newton's method, v by a direct solve
+    Tracked               FSLA: v is carried from step to step, and moves by H v - ∂_ω F
+    WarmStartCG           AID-BiO: v is carried, and improved by conjugate gradients
+    Solved                NS, CG: v is solved for afresh at each position, by one of `_linear_solvers`
+    OneStep               v is ∂_ω F times a number
+    ReverseUnroll         BP: reverse-mode differentiation through the inner moves that led to ω
+    ForwardUnroll         the same derivative by the matrix recursion: p products a move
+    ForwardSensitivity    RTHO: the matrix of that recursion is carried from step to step
+    Exact                 the reference: ω_λ by Newton's method, v by a direct solve
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
-from fsla._checks import positive, whole_number
-from fsla._tree import Leaves, Scalar, Tree, axpy, basis, norm, scale, sub, zeros_like
-from fsla.hypergradients import _linsolve as linsolve
+from fsla._checks import whole_number
+from fsla._tree import Leaves, Tree, axpy, basis, scale, size, sub, zeros_like
 from fsla.hypergradients._exact import solve_directly, solve_inner
-from fsla.hypergradients._linear_solvers import ConjugateGradient, Identity, Neumann, RandomNeumann, Solve
-from fsla.hypergradients._recursions import Term, adjoint_recursion, apply_matrix, matrix_recursion, vector_recursion
-from fsla.problems._batches import Batches, Sample, batch_of_step
-from fsla.problems._problem import Oracles, Point
-
-__all__ = [
-    "Carried",
-    "ConjugateGradient",
-    "Estimator",
-    "Exact",
-    "Identity",
-    "Implicit",
-    "Neumann",
-    "RandomNeumann",
-    "Tangent",
-    "Tracked",
-    "Unrolled",
-    "Warm",
-    "readout",
-]
+from fsla.hypergradients._linear_solvers import ConjugateGradient, RandomNeumann, Solve
+from fsla.hypergradients._recursions import Term, adjoint_recursion, apply_matrix, matrix_recursion
+from fsla.problems._batches import batch_at
+from fsla.problems._views import Point
+from fsla.steps._context import StepContext
+from fsla.steps._momentum import Position
+from fsla.steps._updates import Variable
 
 
-class Estimator(Protocol):
-    @property
-    def capturable(self) -> bool:
-        """Whether it takes the same operations on every sample, so that a step can be captured once for all."""
-        ...
+class HypergradientEstimator(ABC):
+    """How the hypergradient is estimated."""
 
-    def hvp_batches(self, inner_steps: int) -> int:
-        """How many batches for products a hyper-iteration of so many inner steps reads."""
-        ...
-
-    def init(self, at: Point) -> Any: ...
-    def advance(self, problem: Oracles, at: Point, memory: Any, xi: Sample, beta: Scalar) -> Any: ...
-    def gradient(self, problem: Oracles, at: Point, memory: Any, xi: Sample) -> Leaves: ...
-
-
-def readout(problem: Oracles, at: Point, v: Tree, xi: Sample) -> Leaves:
-    """Returns ∂_λ F - J v (Algorithm 1, line 8)."""
-    return sub(problem.outer_at(at, xi.outer_lam).d_lam, problem.inner_at(at, xi.cross).cross(v))
-
-
-@dataclass(frozen=True)
-class Tracked:
-    """v ← v + β (∂_ω F - H v), `steps` times a hyper-iteration (FSLA: once), from v_0 = 0.
-
-    `radius`, if given, keeps ‖v‖ ≤ radius, as the proof does with C_{F,ω} / μ.
-    """
-
-    steps: int = 1
-    radius: float | None = None
-    capturable = True
-
-    def __post_init__(self) -> None:
-        whole_number(self.steps, "steps", "Tracked")
-        positive(self.radius, "radius", "Tracked", optional=True)
-
-    def hvp_batches(self, inner_steps: int) -> int:
-        return self.steps
-
-    def init(self, at: Point) -> Tree:
-        return zeros_like(at.omega)
-
-    def advance(self, problem: Oracles, at: Point, v: Tree, xi: Sample, beta: Scalar) -> Tree:
-        p = problem.outer_at(at, xi.outer_omega).d_omega
-        views = (problem.inner_at(at, batch_of_step(xi.hvp, j)) for j in range(self.steps))
-        v = vector_recursion((Term(view, beta, p) for view in views), v)
-        return v if self.radius is None else scale(torch.clamp(self.radius / norm(v), max=1.0), v)
-
-    def gradient(self, problem: Oracles, at: Point, v: Tree, xi: Sample) -> Leaves:
-        return readout(problem, at, v, xi)
-
-
-class Memoryless:
-    """What the estimators that compute everything afresh have in common."""
+    unrolls = False
+    """Whether it reads the inner moves that led to ω, which a point then keeps."""
+    moves_adjoint = False
+    """Whether its memory is a v that moves by the update of v."""
+    carries_sensitivity = False
+    """Whether its memory is dω/dλ, in the place of v."""
+    row_wise = False
+    """Whether a row of λ enters through the samples that read it alone, so that the rows of the batches serve for λ."""
 
     @property
     def capturable(self) -> bool:
+        """Whether it takes the same operations on all batches, so that a step can be captured once for all."""
         return True
 
     def hvp_batches(self, inner_steps: int) -> int:
+        """Return how many batches for products a step of so many inner moves reads."""
         return 1
 
-    def init(self, at: Point) -> None:
-        return None
+    def memory(self, at: Point) -> Tree:
+        """Return the memory at the start of a run; {} where there is none."""
+        return {}
 
-    def advance(self, problem: Oracles, at: Point, memory: None, xi: Sample, beta: Scalar) -> None:
-        return None
+    def advance(self, step: StepContext, at: Point, adjoint: Variable, measured: Any) -> tuple[Variable, Any]:
+        """Return the memory after a move at a point, and what the step sizes have learnt from it."""
+        return adjoint, measured
+
+    @abstractmethod
+    def gradient(self, step: StepContext, position: Position) -> Leaves:
+        """Return the hypergradient at a position."""
+
+
+def readout(step: StepContext, at: Point, v: Tree) -> Leaves:
+    """Return ∂_λ F - J v (Algorithm 1, line 8)."""
+    by_lam = step.outer_at(at, step.batches.outer_grad_lam[0]).grad_lam
+    return sub(by_lam, step.inner_at(at, step.batches.mixed_hvp[0]).mixed_hvp(v))
 
 
 @dataclass(frozen=True)
-class Implicit(Memoryless):
-    """v = solve(H, ∂_ω F) at the point itself, by one of `_linear_solvers` or any function of the product and ∂_ω F.
+class Tracked(HypergradientEstimator):
+    """v moves by its own update along H v - ∂_ω F, `moves` times a step (FSLA: once), from v_0 = 0."""
 
-    Where the sample's `hvp` holds several batches, each product is of the next one.
+    moves: int = 1
+    moves_adjoint = True
+    row_wise = True
+
+    def __post_init__(self) -> None:
+        whole_number(self.moves, "moves", "Tracked")
+
+    def hvp_batches(self, inner_steps: int) -> int:
+        return self.moves
+
+    def memory(self, at: Point) -> Tree:
+        return zeros_like(at.omega)
+
+    def advance(self, step: StepContext, at: Point, adjoint: Variable, measured: Any) -> tuple[Variable, Any]:
+        b = step.outer_at(at, step.batches.outer_grad_omega[0]).grad_omega
+        several = self.moves > 1 and len(step.batches.hvp) == 1  # products of one batch, from one graph
+        for j in range(self.moves):
+            view = step.inner_at(at, batch_at(step.batches.hvp, j))
+            hv = (view.linearized() if several else view).hvp(adjoint.value)
+            residual, measured = step.step_sizes.residual(adjoint.value, hv, b, measured)
+            adjoint = step.updates.adjoint(adjoint, residual, step.rates.adjoint_lr)
+        return adjoint, measured
+
+    def gradient(self, step: StepContext, position: Position) -> Leaves:
+        return readout(step, *position)
+
+
+@dataclass(frozen=True)
+class WarmStartCG(HypergradientEstimator):
+    """v by conjugate gradients from the v of the step before: of `hvp_steps` products, one is for its residual."""
+
+    hvp_steps: int
+    row_wise = True
+
+    def __post_init__(self) -> None:
+        whole_number(self.hvp_steps, "hvp_steps", "WarmStartCG", least=2)
+
+    def memory(self, at: Point) -> Tree:
+        return zeros_like(at.omega)
+
+    def advance(self, step: StepContext, at: Point, adjoint: Variable, measured: Any) -> tuple[Variable, Any]:
+        view = step.inner_at(at, step.batches.hvp[0]).linearized()
+        residual = sub(step.outer_at(at, step.batches.outer_grad_omega[0]).grad_omega, view.hvp(adjoint.value))
+        correction = ConjugateGradient(self.hvp_steps - 1)(view.hvp, residual)
+        return step.updates.adjoint.set(adjoint, axpy(1.0, correction, adjoint.value)), measured
+
+    def gradient(self, step: StepContext, position: Position) -> Leaves:
+        return readout(step, *position)
+
+
+@dataclass(frozen=True)
+class Solved(HypergradientEstimator):
+    """v = solve(H, ∂_ω F) at the position itself, by one of `_linear_solvers` or any function of the product and ∂_ω F.
+
+    Where the batches for products are several, each product is of the next one.
     """
 
     solve: Solve | RandomNeumann
+    row_wise = True
 
     @property
     def capturable(self) -> bool:
         return not isinstance(self.solve, RandomNeumann)
 
     def hvp_batches(self, inner_steps: int) -> int:
-        return int(getattr(self.solve, "batches", 1))
+        return int(getattr(self.solve, "products", 1))
 
-    def adjoint(self, problem: Oracles, at: Point, xi: Sample) -> Tree:
-        """v at the point."""
-        solve = self.solve.drawn(xi.seed) if isinstance(self.solve, RandomNeumann) else self.solve
-        b = problem.outer_at(at, xi.outer_omega).d_omega
-        if not isinstance(xi.hvp, Batches):
-            return solve(problem.inner_at(at, xi.hvp).linearised().hvp, b)
-        views = (problem.inner_at(at, batch) for batch in xi.hvp)
+    def adjoint(self, step: StepContext, at: Point) -> Tree:
+        """Return v at the point."""
+        batches = step.batches
+        solve = self.solve.drawn(batches.seed) if isinstance(self.solve, RandomNeumann) else self.solve
+        b = step.outer_at(at, batches.outer_grad_omega[0]).grad_omega
+        if len(batches.hvp) == 1:
+            return solve(step.inner_at(at, batches.hvp[0]).linearized().hvp, b)
+        views = (step.inner_at(at, batch) for batch in batches.hvp)
         return solve(lambda v: next(views).hvp(v), b)
 
-    def gradient(self, problem: Oracles, at: Point, memory: None, xi: Sample) -> Leaves:
-        return readout(problem, at, self.adjoint(problem, at, xi), xi)
+    def gradient(self, step: StepContext, position: Position) -> Leaves:
+        return readout(step, position.at, self.adjoint(step, position.at))
 
 
 @dataclass(frozen=True)
-class Warm:
-    """v by conjugate gradients from the v of the step before: one product for its residual, and `steps` - 1 steps."""
+class OneStep(HypergradientEstimator):
+    """v = β ∂_ω F, with the step size of v for β: what DARTS and methods that align gradients do."""
 
-    steps: int
-    capturable = True
+    row_wise = True
 
-    def __post_init__(self) -> None:
-        whole_number(self.steps, "steps", "Warm", least=2)
-
-    def hvp_batches(self, inner_steps: int) -> int:
-        return 1
-
-    def init(self, at: Point) -> Tree:
-        return zeros_like(at.omega)
-
-    def advance(self, problem: Oracles, at: Point, v: Tree, xi: Sample, beta: Scalar) -> Tree:
-        view = problem.inner_at(at, batch_of_step(xi.hvp, 0)).linearised()
-        residual = sub(problem.outer_at(at, xi.outer_omega).d_omega, view.hvp(v))
-        return axpy(1.0, linsolve.cg(view.hvp, residual, steps=self.steps - 1), v)
-
-    def gradient(self, problem: Oracles, at: Point, v: Tree, xi: Sample) -> Leaves:
-        return readout(problem, at, v, xi)
+    def gradient(self, step: StepContext, position: Position) -> Leaves:
+        at = position.at
+        b = step.outer_at(at, step.batches.outer_grad_omega[0]).grad_omega
+        return readout(step, at, scale(step.rates.adjoint_lr, b))
 
 
 @dataclass(frozen=True)
-class Unrolled(Memoryless):
-    """The derivative of F through the inner steps in at.trail, or through the last `truncate` of them.
+class ReverseUnroll(HypergradientEstimator):
+    """The derivative of F through the inner moves of the point's trajectory, or through the last `unroll_length`.
 
-    On a sample whose `hvp` batches are its `inner` batches this is the derivative of the steps that were taken.
+    Where the batches for products are those of the inner moves, it is the derivative of the moves that were made.
     """
 
-    truncate: int | None = None
+    unroll_length: int | None = None
+    unrolls = True
+    row_wise = True
 
     def __post_init__(self) -> None:
-        if self.truncate is not None:
-            whole_number(self.truncate, "truncate", "Unrolled")
+        if self.unroll_length is not None:
+            whole_number(self.unroll_length, "unroll_length", "ReverseUnroll")
 
     def hvp_batches(self, inner_steps: int) -> int:
         return inner_steps
 
-    def gradient(self, problem: Oracles, at: Point, memory: None, xi: Sample) -> Leaves:
-        first = 0 if self.truncate is None else max(0, len(at.trail) - self.truncate)
-
-        def term(k: int) -> Term:
-            omega, eta = at.trail[k]
-            return Term(problem.inner_at(Point(at.lam, omega), batch_of_step(xi.hvp, k)), eta, last=k == first)
-
-        backwards = (term(k) for k in reversed(range(first, len(at.trail))))
-        p = problem.outer_at(at, xi.outer_omega).d_omega
-        return adjoint_recursion(backwards, p, problem.outer_at(at, xi.outer_lam).d_lam)
+    def gradient(self, step: StepContext, position: Position) -> Leaves:
+        at = position.at
+        first = 0 if self.unroll_length is None else max(0, len(at.trajectory) - self.unroll_length)
+        p = step.outer_at(at, step.batches.outer_grad_omega[0]).grad_omega
+        by_lam = step.outer_at(at, step.batches.outer_grad_lam[0]).grad_lam
+        backwards = (_term(step, at, t, last=t == first) for t in reversed(range(first, len(at.trajectory))))
+        return adjoint_recursion(backwards, p, by_lam)
 
 
 @dataclass(frozen=True)
-class Tangent(Memoryless):
-    """The derivative of F through the inner steps in at.trail, from the first to the last: for few coordinates of λ."""
+class ForwardUnroll(HypergradientEstimator):
+    """The derivative of F through the inner moves of the trajectory, from the first to the last: for few coordinates
+    of λ."""
+
+    unrolls = True
 
     def hvp_batches(self, inner_steps: int) -> int:
         return inner_steps
 
-    def gradient(self, problem: Oracles, at: Point, memory: None, xi: Sample) -> Leaves:
-        terms = [
-            Term(problem.inner_at(Point(at.lam, omega), batch_of_step(xi.hvp, k)), eta)
-            for k, (omega, eta) in enumerate(at.trail)
-        ]
-        p = problem.outer_at(at, xi.outer_omega).d_omega
+    def gradient(self, step: StepContext, position: Position) -> Leaves:
+        at = position.at
+        p = step.outer_at(at, step.batches.outer_grad_omega[0]).grad_omega
+        by_lam = step.outer_at(at, step.batches.outer_grad_lam[0]).grad_lam
+        terms = (_term(step, at, t) for t in range(len(at.trajectory)))
         start = [zeros_like(at.omega) for _ in basis(at.lam)]
-        change = apply_matrix(matrix_recursion(terms, at.lam, start), p, at.lam)
-        return sub(problem.outer_at(at, xi.outer_lam).d_lam, change)
+        return sub(by_lam, apply_matrix(matrix_recursion(terms, at.lam, start), p, at.lam))
+
+
+def _term(step: StepContext, at: Point, t: int, *, last: bool = False) -> Term:
+    """The inner move t of a trajectory."""
+    omega, lr = at.trajectory[t]
+    return Term(step.inner_at(Point(at.lam, omega), batch_at(step.batches.hvp, t)), lr, last=last)
 
 
 @dataclass(frozen=True)
-class Carried:
-    """A ← A (I - β H) + β J, once a hyper-iteration, with p rows of the form of ω: β is the inner step. FSLA keeps one
-    vector in the place of this matrix."""
+class ForwardSensitivity(HypergradientEstimator):
+    """A ← A (I - β H) + β J, once a step, with p rows of the form of ω: β is the inner step.
 
-    capturable = True
+    FSLA keeps one vector in the place of this matrix. The memory has the rows of each tensor of ω stacked.
+    """
 
-    def hvp_batches(self, inner_steps: int) -> int:
-        return 1
+    carries_sensitivity = True
 
-    def init(self, at: Point) -> tuple[Tree, ...]:
-        return tuple(zeros_like(at.omega) for _ in basis(at.lam))
+    def memory(self, at: Point) -> Tree:
+        rows = size(at.lam)
+        return {name: t.new_zeros((rows, *t.shape)) for name, t in at.omega.items()}
 
-    def advance(
-        self, problem: Oracles, at: Point, matrix: tuple[Tree, ...], xi: Sample, beta: Scalar
-    ) -> tuple[Tree, ...]:
-        term = Term(problem.inner_at(at, batch_of_step(xi.hvp, 0)), beta)
-        return tuple(matrix_recursion([term], at.lam, matrix))
+    def advance(self, step: StepContext, at: Point, adjoint: Variable, measured: Any) -> tuple[Variable, Any]:
+        view = step.inner_at(at, step.batches.hvp[0])
+        rows = matrix_recursion([Term(view, step.rates.adjoint_lr)], at.lam, _rows(adjoint.value))
+        stacked = {name: torch.stack([row[name] for row in rows]) for name in at.omega}
+        return step.updates.adjoint.set(adjoint, stacked), measured
 
-    def gradient(self, problem: Oracles, at: Point, matrix: tuple[Tree, ...], xi: Sample) -> Leaves:
-        p = problem.outer_at(at, xi.outer_omega).d_omega
-        return sub(problem.outer_at(at, xi.outer_lam).d_lam, apply_matrix(matrix, p, at.lam))
+    def gradient(self, step: StepContext, position: Position) -> Leaves:
+        at = position.at
+        p = step.outer_at(at, step.batches.outer_grad_omega[0]).grad_omega
+        by_lam = step.outer_at(at, step.batches.outer_grad_lam[0]).grad_lam
+        return sub(by_lam, apply_matrix(_rows(position.adjoint), p, at.lam))
+
+
+def _rows(stacked: Tree) -> list[Tree]:
+    count = len(next(iter(stacked.values())))
+    return [{name: t[i] for name, t in stacked.items()} for i in range(count)]
 
 
 @dataclass(frozen=True)
-class Exact(Memoryless):
-    """∇f(λ) on the sample's batches; at.omega is only where Newton's method starts."""
+class Exact(HypergradientEstimator):
+    """∇f(λ) on the step's batches; ω of the position is only where Newton's method starts."""
 
-    def solved(self, problem: Oracles, at: Point, xi: Sample) -> Point:
-        """(λ, ω_λ)."""
-        return Point(at.lam, solve_inner(problem, at, xi.hvp))
+    @property
+    def capturable(self) -> bool:
+        return False
 
-    def gradient(self, problem: Oracles, at: Point, memory: None, xi: Sample) -> Leaves:
-        return Implicit(solve_directly).gradient(problem, self.solved(problem, at, xi), None, xi)
+    def solved(self, step: StepContext, at: Point) -> Point:
+        """Return (λ, ω_λ)."""
+        return Point(at.lam, solve_inner(lambda point: step.inner_at(point, step.batches.hvp[0]), at))
+
+    def gradient(self, step: StepContext, position: Position) -> Leaves:
+        at = self.solved(step, position.at)
+        return Solved(solve_directly).gradient(step, Position(at, {}))

@@ -6,13 +6,14 @@ factorised; above, systems are solved by conjugate gradients to 1e-12, or as far
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
 from fsla._tree import Tree, axpy, basis, dot, flatten, norm, size, unflatten
 from fsla.hypergradients._linsolve import Matvec, cg, relative_residual
-from fsla.problems._batches import Batch
-from fsla.problems._problem import Oracles, Point
+from fsla.problems._views import Point, View
 
 DENSE = 1000
 SKEW = 1e-2
@@ -49,18 +50,18 @@ def hessian_matrix(matvec: Matvec, like: Tree) -> Tensor:
     if skew > SKEW * float(h.abs().max()):
         raise ValueError(
             f"The exact hypergradient needs a symmetric Hessian of the inner loss G, and this is not, by {skew:.1e}. "
-            "For a fixed-point map use method='neumann' with beta=1."
+            "For a fixed-point map use method='neumann' with step_size=1."
         )
     return (h + h.T) / 2
 
 
-def solve_inner(problem: Oracles, at: Point, batch: Batch, *, steps: int = 100) -> Tree:
+def solve_inner(inner_at: Callable[[Point], View], at: Point, *, steps: int = 100) -> Tree:
     """Returns ω_λ, from at.omega, by Newton's method with backtracking, to the rounding level of ∂_ω G."""
     omega = at.omega
-    inner = problem.inner_at(at, batch).linearised()
+    inner = inner_at(Point(at.lam, omega)).linearized()
     unit = torch.finfo(flatten(omega).dtype).eps
     for _ in range(steps):
-        gradient = inner.grad
+        gradient = inner.grad_omega
         move = solve_directly(inner.hvp, gradient)
         gap = float(norm(gradient))
         length = float(norm(move))
@@ -70,8 +71,8 @@ def solve_inner(problem: Oracles, at: Point, batch: Batch, *, steps: int = 100) 
             return omega
         for halving in range(40):
             new = axpy(-(0.5**halving), move, omega)
-            there = problem.inner_at(Point(at.lam, new), batch).linearised()
-            nearer = float(norm(there.grad)) < gap / 2  # near ω_λ the values are equal to rounding
+            there = inner_at(Point(at.lam, new)).linearized()
+            nearer = float(norm(there.grad_omega)) < gap / 2  # near ω_λ the values are equal to rounding
             if nearer or float(there.value) < float(inner.value) - 1e-4 * 0.5**halving * slope:
                 break
         else:  # no point on the way is better: ω is as good as rounding allows, or Newton's method has failed

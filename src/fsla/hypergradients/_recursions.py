@@ -26,13 +26,13 @@ from typing import NamedTuple
 import torch
 
 from fsla._tree import Leaves, Scalar, Tree, axpy, basis, dot, scale, sub, unflatten
-from fsla.problems._problem import Inner
+from fsla.problems._views import View
 
 
 class Term(NamedTuple):
     """State k of the formula: ω_k, seen through the linearised ∂_ω G there; β_k; and p_k (forward mode only)."""
 
-    at: Inner
+    at: View
     beta: Scalar
     p: Tree | None = None
     last: bool = False
@@ -54,19 +54,19 @@ def adjoint_recursion(backwards: Iterable[Term], p: Tree, d_lam: Leaves) -> Leav
     """
     for term in backwards:
         if term.last:
-            return axpy(-term.beta, term.at.cross(p), d_lam)
-        h, j = term.at.hvp_cross(p)
+            return axpy(-term.beta, term.at.mixed_hvp(p), d_lam)
+        h, j = term.at.products(p)
         d_lam = axpy(-term.beta, j, d_lam)
         p = axpy(-term.beta, h, p)
     return d_lam
 
 
-def matrix_recursion(terms: Sequence[Term], lam: Tree, matrix: Sequence[Tree]) -> Sequence[Tree]:
+def matrix_recursion(terms: Iterable[Term], lam: Tree, matrix: Sequence[Tree]) -> Sequence[Tree]:
     """Returns A_K from A_0, each as p trees, one for each coordinate of λ."""
     for term in terms:
-        view = term.at.linearised()
+        view = term.at.linearized()
         pairs = zip(matrix, basis(lam), strict=True)
-        matrix = [axpy(term.beta, sub(view.cross_t(e), view.hvp(a)), a) for a, e in pairs]
+        matrix = [axpy(term.beta, sub(view.mixed_hvp_transpose(e), view.hvp(a)), a) for a, e in pairs]
     return matrix
 
 
@@ -81,17 +81,17 @@ def backward_sum(terms: Sequence[Term], p: Tree, d_lam: Leaves) -> Leaves:
         s = p
         for later in reversed(terms[k + 1 :]):
             s = axpy(-later.beta, later.at.hvp(s), s)
-        d_lam = axpy(-term.beta, term.at.cross(s), d_lam)
+        d_lam = axpy(-term.beta, term.at.mixed_hvp(s), d_lam)
     return d_lam
 
 
-def forward_sum(terms: Sequence[Term], last: Inner, d_lam: Leaves) -> Leaves:
+def forward_sum(terms: Sequence[Term], last: View, d_lam: Leaves) -> Leaves:
     """Returns ∇f_K in the forward mode, term by term as Lemma 2 states it; `last` is G seen at ω_K."""
     for k, term in enumerate(terms):
         s = _p(term)
         for later in terms[k + 1 :]:
             s = axpy(-later.beta, later.at.hvp(s), s)
-        d_lam = sub(d_lam, last.cross(scale(term.beta, s)))
+        d_lam = sub(d_lam, last.mixed_hvp(scale(term.beta, s)))
     return d_lam
 
 

@@ -1,45 +1,46 @@
 """What an algorithm may ask: losses, batches, products of second derivatives, and wrappers around a problem."""
 
-from fsla.problems._autograd import DifferenceWarning, Problem
-from fsla.problems._batches import Batches, Needs, Numbered, Sample, Share
-from fsla.problems._counted import Counted, Counts
-from fsla.problems._differences import Differences
-from fsla.problems._fixed_point import FixedPoint
-from fsla.problems._functional import functional
-from fsla.problems._problem import FirstOrder, Inner, Oracles, Outer, OuterProducts, Point
-from fsla.problems._reduced import Reduced
+from fsla.problems._autograd import FiniteDifferenceWarning, LossProblem, Problem
+from fsla.problems._batches import Batch, BatchSpec, MicroBatches, StepBatches
+from fsla.problems._fixed_point import FixedPointProblem
+from fsla.problems._functional import make_functional
+from fsla.problems._module import ModuleProblem
 from fsla.problems._samplers import Sampler, cycle
-from fsla.problems._shards import Shard, ShardSampler
-from fsla.problems._weighted import WeightedProblem
-from fsla.problems._wrappers import Damped, GaussNewton, Seeded, Shared
+from fsla.problems._views import FiniteDifferenceCheck, Oracles, Point, View
+from fsla.problems._weighted import WeightedLossProblem
+from fsla.problems._wrappers import (
+    CountedProblem,
+    DampedProblem,
+    FiniteDifferenceProblem,
+    ForwardingProblem,
+    ForwardingView,
+    GaussNewtonProblem,
+    OracleCounts,
+)
 
 __all__ = [
-    "Batches",
-    "Counted",
-    "Counts",
-    "Damped",
-    "DifferenceWarning",
-    "Differences",
-    "FirstOrder",
-    "FixedPoint",
-    "GaussNewton",
-    "Inner",
-    "Needs",
-    "Numbered",
+    "Batch",
+    "BatchSpec",
+    "CountedProblem",
+    "DampedProblem",
+    "FiniteDifferenceCheck",
+    "FiniteDifferenceProblem",
+    "FiniteDifferenceWarning",
+    "FixedPointProblem",
+    "ForwardingProblem",
+    "ForwardingView",
+    "GaussNewtonProblem",
+    "LossProblem",
+    "MicroBatches",
+    "ModuleProblem",
+    "OracleCounts",
     "Oracles",
-    "Outer",
-    "OuterProducts",
     "Point",
     "Problem",
-    "Reduced",
-    "Sample",
     "Sampler",
-    "Seeded",
-    "Shard",
-    "ShardSampler",
-    "Share",
-    "Shared",
-    "WeightedProblem",
+    "StepBatches",
+    "View",
+    "WeightedLossProblem",
     "cycle",
-    "functional",
+    "make_functional",
 ]

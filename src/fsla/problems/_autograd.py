@@ -1,54 +1,526 @@
-"""The oracles from two losses, by automatic differentiation. Which mode computes a product is decided here.
+"""Gradients and products of two losses by automatic differentiation. Which mode computes a product is decided here.
 
-    reverse      ∂_ω G is taken with its graph; H v and J v are then one more reverse pass each over <∂_ω G, v>, or one
-                 pass for both
-    forward      H v is the derivative of ∂_ω G along v: one pass gives both and keeps no graph
-    difference   both from gradients at ω ± εv (see `fsla.problems._differences`), where there is no second derivative
+    reverse over reverse    ∂_ω G is taken with its graph; H v and J v are then one more reverse pass over <∂_ω G, v>
+    forward over reverse    H v is the derivative of ∂_ω G along v: one pass gives both and keeps no graph
+    finite difference       both from gradients at ω ± εv (`DifferenceView`), where there is no second derivative
 
 Of the exact ones reverse is the cheaper on a CPU (2.4 SGD steps for ∂_ω G and H v on a small convolutional network,
 against 2.7; on tiny problems 1.8 against 5.6), forward on a GPU (2.6 against 3.9: cuDNN is slow at second derivatives).
+
+`LossView` is the only place where a loss is differentiated. It asks its problem where the graph of a pass begins, for
+a forward pass, and for `backward`. `Problem` answers for losses that are functions of (λ, ω), and `ModuleProblem` for
+losses of an nn.Module in place.
 """
 
 from __future__ import annotations
 
 import re
 import warnings
-from typing import Literal
+from abc import abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, Literal, NamedTuple, Self
+from weakref import WeakKeyDictionary
 
 import torch
+import torch.autograd.forward_ad as forward_ad
 from torch import Tensor
 
 from fsla._checks import pick
-from fsla._tree import Leaves, Tree, norm, zeros_like
+from fsla._tree import Leaves, Tree, aligned, norm, zeros_like
+from fsla.distributed._reducer import Found, GraphLeaves, Part, Reducer
 from fsla.problems import _passes as passes
 from fsla.problems._batches import Batch
-from fsla.problems._differences import DifferencesInner, StepCheck, compare_steps
-from fsla.problems._passes import Loss
-from fsla.problems._problem import Inner, Outer, Point
-from fsla.problems._views import ExactView, FirstOrderView, OuterView, Ways
+from fsla.problems._passes import Gradients, Loss, filled
+from fsla.problems._views import DifferenceView, FiniteDifferenceCheck, Oracles, Point, Unmoved, View, compare_steps
 
-Mode = Literal["auto", "exact", "forward", "reverse", "difference"]
-MODES: tuple[Mode, ...] = ("auto", "exact", "forward", "reverse", "difference")
+Level = Literal["inner", "outer"]
+HvpMethod = Literal["auto", "autograd", "finite_difference", "forward_over_reverse", "reverse_over_reverse"]
+HVP_METHODS: tuple[HvpMethod, ...] = (
+    "auto", "autograd", "finite_difference", "forward_over_reverse", "reverse_over_reverse",
+)  # fmt: skip
+LOSS_NAMES: Mapping[Level, str] = {"inner": "inner loss G", "outer": "outer loss F"}
 
 
-class DifferenceWarning(UserWarning):
+class FiniteDifferenceWarning(UserWarning):
     """A network has no second derivative, and products are taken by differences."""
 
 
-class Problem:
-    """A bilevel problem from its two losses.
+class ExactMode(NamedTuple):
+    """How exact products are computed: H v in forward mode or not, the samples' slopes in forward mode or not."""
+
+    hvp_forward: bool
+    slopes_forward: bool
+
+
+REVERSE = ExactMode(hvp_forward=False, slopes_forward=False)
+FORWARD = ExactMode(hvp_forward=True, slopes_forward=True)
+ProductMode = ExactMode | Literal["finite_difference"]
+_FORCED: Mapping[HvpMethod, ProductMode] = {
+    "forward_over_reverse": FORWARD,
+    "reverse_over_reverse": REVERSE,
+    "finite_difference": "finite_difference",
+}
+
+
+class LossProblem(Oracles):
+    """Two losses that autograd differentiates.
+
+    Args:
+        hvp_method: how products are computed. "autograd": exactly, forward or reverse by the device.
+            "forward_over_reverse", "reverse_over_reverse": in that mode. "finite_difference": from first-order
+            gradients alone. "auto": exactly, but where the network has no second derivative by differences, with one
+            warning that names the operation. "auto" and "autograd" are settled once, by a product at the first point.
+        outer_uses_lam: whether F reads λ; None finds out on each batch, by the first pass over it.
+        autocast_dtype: the dtype of autocast in every pass.
+        reducer: how processes share a batch.
+    """
+
+    def __init__(
+        self,
+        *,
+        hvp_method: HvpMethod,
+        outer_uses_lam: bool | None,
+        autocast_dtype: torch.dtype | None,
+        reducer: Reducer | None,
+    ) -> None:
+        if autocast_dtype not in (None, torch.bfloat16):
+            raise ValueError(
+                f"autocast_dtype must be torch.bfloat16 or None. Got {autocast_dtype!r} instead: float16 would need a "
+                "gradient scaler, whose skipped steps the method does not know."
+            )
+        self.hvp_method: HvpMethod = pick(hvp_method, dict(zip(HVP_METHODS, HVP_METHODS, strict=True)), "hvp_method")
+        self.outer_uses_lam = outer_uses_lam
+        self.autocast_dtype = autocast_dtype
+        self.reducer = Reducer() if reducer is None else reducer
+        self._mode = _FORCED.get(hvp_method)
+        """How products are computed; None until a point has been looked at."""
+        self.ignores_lam: WeakKeyDictionary[Batch, bool] = WeakKeyDictionary()
+        """Whether F was seen not to read λ, by the batch."""
+
+    def inner_at(self, at: Point, batch: Batch, *, update_buffers: bool = False) -> View:
+        mode = self.settle(at, batch)
+        if mode == "finite_difference":
+            return DifferenceView(self._first_order("inner", batch), at, update_buffers=update_buffers)
+        return self._exact(at, batch, mode, update_buffers=update_buffers)
+
+    def outer_at(self, at: Point, batch: Batch) -> View:
+        if self._mode == "finite_difference":
+            return DifferenceView(self._first_order("outer", batch), at)
+        return LossView(self, "outer", at, batch)
+
+    def check_step(self, at: Point, batch: Batch, v: Tree) -> FiniteDifferenceCheck | None:
+        if self.settle(at, batch) != "finite_difference":
+            return None
+        return compare_steps(self._first_order("inner", batch), at, v, None)
+
+    # ------------------------------------------------------------------------------ what differs between the problems
+
+    @abstractmethod
+    def leaves(
+        self, level: Level, at: Point, data: Sequence[Any], *, omega: bool, lam: bool
+    ) -> AbstractContextManager[GraphLeaves]:
+        """Return what a loss reads of the variables at a point; those that are wanted require gradients."""
+
+    @abstractmethod
+    def forward(
+        self, level: Level, leaves: GraphLeaves, part: Part, batch: Batch, *, update_buffers: bool, bare: bool
+    ) -> AbstractContextManager[Tensor]:
+        """Return the value of a loss with its graph; what differentiates it runs inside.
+
+        Args:
+            level: which loss.
+            leaves: where the graph begins.
+            part: what this process passes.
+            batch: the batch that it is part of.
+            update_buffers: whether the pass moves a module's buffers.
+            bare: whether the pass avoids hooks that know of one derivative alone.
+        """
+
+    @abstractmethod
+    def backward(self, value: Tensor, leaves: GraphLeaves, *, omega: bool, last: bool) -> None:
+        """Accumulate the gradients in `.grad` of the leaves."""
+
+    def reads_rows(self, level: Level) -> bool:
+        """Return whether a loss reads the rows of its batch's samples in the place of λ."""
+        return False
+
+    def by_lam(self, level: Level, found: Found, data: Sequence[Any], at: Point) -> Leaves:
+        """Return derivatives by the leaves as one by λ."""
+        return filled(list(found.values()), at.lam)
+
+    def no_lam(self, at: Point) -> Leaves:
+        """Return ∂_λ F where F does not read λ."""
+        return zeros_like(at.lam)
+
+    def keeps_graph(self, at: Point) -> bool:
+        """Whether the graph of a pass at a point may outlive the pass."""
+        return True
+
+    # ------------------------------------------------------------------------------------- the choice of a product mode
+
+    def settle(self, at: Point, batch: Batch) -> ProductMode:
+        """Decide how products are computed, once: by taking one, unless hvp_method says it."""
+        if self._mode is None:
+            exact = self._candidates(passes.device_of(at.omega))
+            modes: tuple[ProductMode, ...] = (*exact, "finite_difference")
+            self._mode = modes[self.reducer.most_cautious(lambda: self._probe(at, batch, exact))]
+        return self._mode
+
+    def _probe(self, at: Point, batch: Batch, exact: Sequence[ExactMode]) -> int:
+        """Return the number of the first exact mode that gives a product, and the right one; else, where differences
+        are allowed, how many there are."""
+        view_at = self._first_order("inner", batch)
+        v = view_at(at, False).grad_omega
+        missing = ""
+        for number, mode in enumerate(exact):
+            try:
+                product = self._exact(at, batch, mode).probe(v)
+            except RuntimeError as error:  # NotImplementedError is one
+                named = missing_derivative(error)
+                if named is None:
+                    raise
+                missing = named
+            else:
+                if self._confirmed(product, view_at, at, v):
+                    return number
+                missing = "an operation whose backward pass is cut off from omega"
+        if self.hvp_method == "autograd":
+            raise NotImplementedError(
+                f"Exact products need a second derivative of the inner loss G, and {missing} has none. Use "
+                "hvp_method='finite_difference' (products from first-order gradients), or an operation that has one; "
+                "for attention, torch.nn.attention.sdpa_kernel(SDPBackend.MATH)."
+            )
+        warnings.warn(
+            f"The inner loss G has no second derivative ({missing}): products are taken by differences of first-order "
+            "gradients. Say hvp_method='finite_difference' to choose this, or hvp_method='autograd' to have an error "
+            "instead.",
+            FiniteDifferenceWarning,
+            stacklevel=4,
+        )
+        return len(exact)
+
+    def _confirmed(self, product: Tree, view_at: Callable[[Point, bool], View], at: Point, v: Tree) -> bool:
+        """Whether H v is there at all: PyTorch takes the derivative of a backward pass that was cut off, as a custom
+        function's may be, for zero, and says nothing. Differences of the gradient tell."""
+        if float(norm(product)) != 0:
+            return True
+        view = DifferenceView(view_at, at)
+        size = float(norm(view.hvp(v)))
+        reach = view.rel_step * max(1.0, float(norm(at.omega)))
+        rounding = 100 * view.eps * float(norm(v)) ** 2 / reach  # of a difference of gradients; v is one
+        return not size > rounding
+
+    def _candidates(self, device: torch.device) -> tuple[ExactMode, ...]:
+        """The exact modes to try, the cheapest first."""
+        return (FORWARD, REVERSE) if device.type == "cuda" else (REVERSE,)
+
+    def _exact(self, at: Point, batch: Batch, mode: ExactMode, *, update_buffers: bool = False) -> LossView:
+        return LossView(self, "inner", at, batch, mode, update_buffers=update_buffers)
+
+    def _first_order(self, level: Level, batch: Batch) -> Callable[[Point, bool], View]:
+        def view_at(at: Point, update_buffers: bool) -> View:
+            return LossView(self, level, at, batch, update_buffers=update_buffers)
+
+        return view_at
+
+
+class LossView(View):
+    """A loss at one point on one batch: first derivatives by `backward`, products by a second pass.
+
+    A view gives up its graph with the first product that is asked of it, and a further product makes it anew; where
+    several are wanted at one point, ask `linearized()` for them.
+    """
+
+    def __init__(
+        self,
+        problem: LossProblem,
+        level: Level,
+        at: Point,
+        batch: Batch,
+        mode: ExactMode = REVERSE,
+        *,
+        update_buffers: bool = False,
+    ) -> None:
+        self._problem = problem
+        self._level: Level = level
+        self._at = at
+        self._batch = batch
+        self._mode = mode
+        self._update_buffers = update_buffers
+        self._parts = [
+            problem.reducer.share(data, seed)._replace(number=number) for number, (data, seed) in enumerate(batch.parts)
+        ]
+        self._unmoved = Unmoved(at)
+        self._value: Tensor | None = None
+        self._omega: Tree | None = None
+        self._lam: Leaves | None = None
+        self.reads_lam: bool | None = None
+        """Whether the loss was seen to read λ; None before a pass that looked at the whole batch."""
+        self._keep = False
+        self._graph: tuple[GraphLeaves, Gradients] | None = None
+
+    @property
+    def eps(self) -> float:
+        return passes.rounding_unit(self._at.omega, self._problem.autocast_dtype)
+
+    @property
+    def value(self) -> Tensor:
+        if self._value is None:
+            self._differentiate(omega=False, lam=False)
+        assert self._value is not None
+        return self._value
+
+    @property
+    def known_value(self) -> Tensor | None:
+        return self._value
+
+    def linearized(self) -> Self:
+        self._keep = len(self._parts) == 1 and self._problem.keeps_graph(self._at)
+        return self
+
+    def probe(self, v: Tree) -> Tree:
+        """Take every kind of product that PyTorch may lack; return H v."""
+        return self._pulled(v, omega=True, lam=False, look=True)[0] if not self._mode.hvp_forward else self.hvp(v)
+
+    # ------------------------------------------------------------------------------------------------------ gradients
+
+    def gradients(self, *, omega: bool = True, lam: bool = True) -> tuple[Tree, Leaves]:
+        outer = self._level == "outer"
+        ignores = outer and self._ignores_lam
+        if lam and ignores and self._lam is None:
+            self._lam = self._problem.no_lam(self._at)
+        wants_omega = omega and self._omega is None
+        wants_lam = lam and self._lam is None
+        if wants_omega and outer and not ignores and self._lam is None:
+            wants_lam = True  # in the same pass, for next to nothing
+        if wants_omega and not wants_lam and self._keep and not self._mode.hvp_forward:
+            self._pulled(self._at.omega, omega=False, lam=False)  # leaves ∂_ω, and the graph for the products
+        elif wants_omega or wants_lam:
+            self._differentiate(omega=wants_omega, lam=wants_lam)
+        return (self._omega or {}) if omega else {}, (self._lam or {}) if lam else {}
+
+    @property
+    def _ignores_lam(self) -> bool:
+        """Whether F is known not to read λ on this batch."""
+        problem = self._problem
+        return problem.outer_uses_lam is False or (
+            problem.outer_uses_lam is None and problem.ignores_lam.get(self._batch, False)
+        )
+
+    def _differentiate(self, *, omega: bool, lam: bool) -> None:
+        """Pass forward and back over each micro-batch; gradients add up in `.grad`, as in training."""
+        problem = self._problem
+        values = []
+        data = [part.data for part in self._parts]
+        with problem.leaves(self._level, self._at, data, omega=omega, lam=lam) as leaves:
+            for number, part in enumerate(self._parts):
+                with self._forward(leaves, part) as value:
+                    if value.requires_grad:
+                        problem.backward(value, leaves, omega=omega, last=number == len(self._parts) - 1)
+                    values.append(value.detach())
+            by_omega: Found = {name: t.grad for name, t in leaves.omega.items()} if omega else {}
+            by_lam: Found = {name: t.grad for name, t in leaves.lam.items()} if lam else {}
+        self._update_buffers = False
+        value = sum(values[1:], values[0])
+        (self._value,), (by_omega,), by_lam = self._mean([value], [by_omega], by_lam, leaves, by_backward=True)
+        if omega:
+            self._omega = self._by_omega(by_omega)
+        if lam:
+            if not problem.reducer.partial:
+                self.reads_lam = any(g is not None for g in by_lam.values())
+                if self._level == "outer":
+                    problem.ignores_lam[self._batch] = not self.reads_lam
+            self._lam = problem.by_lam(self._level, by_lam, self._data, self._at)
+
+    # ------------------------------------------------------------------------------------------------------- products
+
+    def products(self, v: Tree, *, omega: bool = True, lam: bool = True) -> tuple[Tree, Leaves]:
+        if omega and not lam and self._mode.hvp_forward and self._graph is None:
+            return self._hvp_forward(v), {}
+        return self._pulled(v, omega=omega, lam=lam)
+
+    def _pulled(self, v: Tree, *, omega: bool, lam: bool, look: bool = False) -> tuple[Tree, Leaves]:
+        """H v and J v by a reverse pass over <∂_ω, v>. The gradient is left on the way."""
+        direction = aligned(v, self._at.omega)
+        if self._graph is not None:
+            self._unmoved.check()
+            leaves, grads = self._graph
+            second = _pull(leaves, grads, direction, omega=omega, lam=lam, retain=True)
+            by_omega, by_lam = self._split(second, omega=omega, lam=lam)
+            _, (by_omega,), by_lam = self._mean([], [by_omega], by_lam, leaves)
+            return self._second(by_omega, by_lam, omega=omega, lam=lam)
+        first: list[Tensor | None] = []
+        second = []
+        values = []
+        data = [part.data for part in self._parts]
+        # A node that is differentiable once is marked as such only where λ, too, requires a gradient.
+        with self._problem.leaves(self._level, self._at, data, omega=True, lam=lam or look or self._keep) as leaves:
+            for part in self._parts:
+                with self._forward(leaves, part, bare=True) as value:
+                    grads = passes.with_graph(value, leaves.omega)
+                    if look:
+                        passes.check_twice_differentiable(grads)
+                    if self._keep:
+                        self._graph = leaves, grads
+                    pulled = _pull(leaves, grads, direction, omega=omega, lam=lam, retain=self._keep)
+                    first = _plus(first, [None if g is None else g.detach() for g in grads])
+                    second = _plus(second, pulled)
+                    values.append(value.detach())
+                    del grads
+        self._update_buffers = False
+        gradient: Found = dict(zip(leaves.omega, first, strict=True))
+        if lam and not omega and self._problem.reducer.reduces:
+            gradient = {}  # nobody asks for it, and it would travel
+        by_omega, by_lam = self._split(second, omega=omega, lam=lam)
+        value = sum(values[1:], values[0])
+        (self._value,), (gradient, by_omega), by_lam = self._mean([value], [gradient, by_omega], by_lam, leaves)
+        if gradient:
+            self._omega = self._by_omega(gradient)
+        return self._second(by_omega, by_lam, omega=omega, lam=lam)
+
+    def _split(self, second: Gradients, *, omega: bool, lam: bool) -> tuple[Found, Found]:
+        """What was pulled back, by ω and by λ."""
+        count = len(self._at.omega) if omega else 0
+        by_omega = dict(zip(self._at.omega, second[:count], strict=True)) if omega else {}
+        return by_omega, dict(zip(self._at.lam, second[count:], strict=True)) if lam else {}
+
+    def _second(self, by_omega: Found, by_lam: Found, *, omega: bool, lam: bool) -> tuple[Tree, Leaves]:
+        hv = filled(list(by_omega.values()), self._at.omega) if omega else {}
+        return hv, self._by_lam(by_lam) if lam else {}
+
+    def _by_lam(self, found: Found) -> Leaves:
+        """Second derivatives by λ, of which at least one must exist for the inner loss."""
+        if self._level == "inner" and not self._problem.reducer.partial:
+            passes.check_reached(found.values())
+        return self._problem.by_lam(self._level, found, self._data, self._at)
+
+    def mixed_hvp_transpose(self, u: Tree) -> Tree:
+        total: list[Tensor | None] = []
+        data = [part.data for part in self._parts]
+        with self._problem.leaves(self._level, self._at, data, omega=True, lam=True) as leaves:
+            for part in self._parts:
+                with self._forward(leaves, part, bare=True) as value:
+                    by_lam = passes.with_graph(value, leaves.lam)
+                    if not self._problem.reducer.partial:
+                        passes.check_reached(by_lam)
+                    pulled = passes.vjp(by_lam, self._of_leaves(u, leaves, data), list(leaves.omega.values()))
+                    total = _plus(total, pulled)
+        _, (found,), _ = self._mean([], [dict(zip(leaves.omega, total, strict=True))], {}, leaves)
+        return filled(list(found.values()), self._at.omega)
+
+    def _of_leaves(self, u: Tree, leaves: GraphLeaves, data: Sequence[Any]) -> list[Tensor]:
+        """A tree of the form of λ, for the leaves."""
+        return aligned(u, leaves.lam)
+
+    def _hvp_forward(self, v: Tree) -> Tree:
+        """H v by forward over reverse; leaves the gradient."""
+        (part,) = self._one_part("forward_over_reverse")
+        with (
+            self._problem.leaves(self._level, self._at, [part.data], omega=True, lam=False) as leaves,
+            forward_ad.dual_level(),
+            torch.enable_grad(),
+        ):
+            dual = leaves._replace(omega=passes.duals(leaves.omega, v))
+            with self._forward(dual, part) as value:
+                first, second = forward_gradients(value, dual.omega)
+                value = passes.primal(value).detach()
+        values, by_omega, _ = self._mean([value], [first, second], {}, leaves)
+        return self._keep_forward(values, *by_omega)
+
+    def _keep_forward(self, values: list[Tensor], first: Found, second: Found) -> Tree:
+        """Keep the value, where there is one, and the gradient of a pass; return its H v."""
+        self._update_buffers = False
+        if values:
+            (self._value,) = values
+        self._omega = self._by_omega(first)
+        return filled(list(second.values()), self._at.omega)
+
+    # ---------------------------------------------------------------------------------------------------------- passes
+
+    def _one_part(self, what: str) -> list[Part]:
+        if len(self._parts) > 1:
+            raise TypeError(f"{what} takes whole batches. Got {len(self._parts)} micro-batches.")
+        return self._parts
+
+    def _mean(
+        self,
+        values: list[Tensor],
+        by_omega: list[Found],
+        by_lam: Found,
+        leaves: GraphLeaves,
+        *,
+        by_backward: bool = False,
+    ) -> tuple[list[Tensor], list[Found], Found]:
+        """Values and derivatives on the whole batch, from those on this process's part."""
+        data = [data for data, _ in self._batch.parts]
+        lam_rows = self._problem.reads_rows(self._level)
+        return self._problem.reducer.mean(
+            data, values, by_omega, by_lam, leaves, lam_rows=lam_rows, by_backward=by_backward
+        )
+
+    @property
+    def _data(self) -> list[Any]:
+        """The data that reduced derivatives are of, in micro-batches."""
+        return [self._problem.reducer.whole(data) for data, _ in self._batch.parts]
+
+    @contextmanager
+    def _forward(self, leaves: GraphLeaves, part: Part, *, bare: bool = False) -> Iterator[Tensor]:
+        """The loss on this process's part of a micro-batch, weighted so that the parts' losses add up."""
+        self._unmoved.check()
+        weight = part.weight / len(self._parts)
+        with self._problem.forward(
+            self._level, leaves, part, self._batch, update_buffers=self._update_buffers, bare=bare
+        ) as value:
+            yield value if weight == 1.0 else value * weight
+
+    def _by_omega(self, found: Found) -> Tree:
+        """Derivatives by ω, of which at least one must exist."""
+        if not self._problem.reducer.partial:
+            passes.check_depends(found.values(), LOSS_NAMES[self._level])
+        return filled(list(found.values()), self._at.omega)
+
+
+def forward_gradients(value: Tensor, omega: Tree) -> tuple[Found, Found]:
+    """Return ∂_ω and its derivative along the tangents of ω, from a loss of dual tensors."""
+    grads: Gradients = [None] * len(omega)
+    if value.requires_grad:
+        grads = torch.autograd.grad(value, list(omega.values()), allow_unused=True)
+    first = {name: None if g is None else passes.primal(g).detach() for name, g in zip(omega, grads, strict=True)}
+    tangents = [None if g is None else passes.tangent(g) for g in grads]
+    return first, {name: None if t is None else t.detach() for name, t in zip(omega, tangents, strict=True)}
+
+
+def _pull(
+    leaves: GraphLeaves, grads: Gradients, direction: list[Tensor], *, omega: bool, lam: bool, retain: bool
+) -> list[Tensor | None]:
+    """The derivative of <∂_ω, direction> by ω, λ, both or neither."""
+    if not (omega or lam):
+        return []
+    wrt = [*(leaves.omega.values() if omega else ()), *(leaves.lam.values() if lam else ())]
+    return list(passes.vjp(grads, direction, wrt, retain_graph=retain))
+
+
+def _plus(total: list[Tensor | None], part: Gradients) -> list[Tensor | None]:
+    if not total:
+        return list(part)
+    return [a if b is None else b if a is None else a + b for a, b in zip(total, part, strict=True)]
+
+
+class Problem(LossProblem):
+    """A bilevel problem from two functions of their arguments alone.
 
     Args:
         inner_loss: G(λ, ω; batch), called as ``inner_loss(lam, omega, batch)``; returns a 0-d tensor.
         outer_loss: F(λ, ω; batch), of the same form.
-        direct: whether F itself reads λ. Say False where it does not, as in data cleaning: ∂_λ F then costs nothing.
-        mode: how products are computed. "exact": by automatic differentiation, forward or reverse by the device.
-            "forward", "reverse": in that mode. "difference": from first-order gradients alone. "auto": exact, but
-            where the network has no second derivative, differences, with one warning that names the operation.
+        outer_uses_lam: whether F itself reads λ. Say False where it does not, as in data cleaning: ∂_λ F then costs
+            nothing. By default each batch's first pass finds out.
+        hvp_method: how products are computed: "auto", "autograd", "finite_difference", or a mode of autograd,
+            "forward_over_reverse" or "reverse_over_reverse".
         autocast_dtype: the dtype of autocast in every pass, such as torch.bfloat16; λ, ω, v and d stay as they are.
+        reducer: how processes share a batch.
 
-    Both losses must be functions of their arguments alone. Random layers, such as dropout, are allowed where the
-    sample has a seed. "auto" and "exact" are settled once, by a product at the first point that is looked at.
+    Random layers, such as dropout, are allowed where the step's batches have a seed.
     """
 
     def __init__(
@@ -56,138 +528,52 @@ class Problem:
         inner_loss: Loss,
         outer_loss: Loss,
         *,
-        direct: bool = True,
-        mode: Mode = "auto",
+        outer_uses_lam: bool | None = None,
+        hvp_method: HvpMethod = "auto",
         autocast_dtype: torch.dtype | None = None,
+        reducer: Reducer | None = None,
     ) -> None:
         for name, loss in (("inner_loss", inner_loss), ("outer_loss", outer_loss)):
             if not callable(loss):
                 raise TypeError(f"{name} must be callable as (lam, omega, batch). Got {type(loss).__name__} instead.")
-        if autocast_dtype not in (None, torch.bfloat16):
-            raise ValueError(
-                f"autocast_dtype must be torch.bfloat16 or None. Got {autocast_dtype!r} instead: {_NO_SCALER}"
-            )
+        super().__init__(
+            hvp_method=hvp_method, outer_uses_lam=outer_uses_lam, autocast_dtype=autocast_dtype, reducer=reducer
+        )
         self.inner_loss = inner_loss
         self.outer_loss = outer_loss
-        self.direct = direct
-        self.mode = pick(mode, dict(zip(MODES, MODES, strict=True)), "mode")
-        self.autocast_dtype = autocast_dtype
-        forced: dict[str, Ways | Literal["difference"]] = {
-            "forward": Ways(hvp_forward=True, slopes_forward=True),
-            "reverse": Ways(hvp_forward=False, slopes_forward=False),
-            "difference": "difference",
-        }
-        self._settled = forced.get(mode)
-        """How products are computed; None until a point has been looked at."""
-        self._exchanged: Problem | None = None
-        """The problem with F in the role of G, once it was asked for."""
 
-    def inner_at(self, at: Point, batch: Batch, seed: int | None = None) -> Inner:
-        ways = self.settle(at, batch, seed)
-        if ways == "difference":
-            return DifferencesInner(self._first_order, at, batch, seed)
-        return self._exact(at, batch, seed, ways)
-
-    def outer_at(self, at: Point, batch: Batch, seed: int | None = None) -> Outer:
-        return OuterView(self, at, batch, seed)
-
-    def outer_products_at(self, at: Point, batch: Batch, seed: int | None = None) -> Inner:
-        """F in the role of G, with its products."""
-        if self._exchanged is None:
-            self._exchanged = _Exchanged(
-                self.outer_loss, self.inner_loss, mode=self.mode, autocast_dtype=self.autocast_dtype
-            )
-        return self._exchanged.inner_at(at, batch, seed)
-
-    def check_step(self, at: Point, batch: Batch, v: Tree, seed: int | None = None) -> StepCheck | None:
-        """How much products by differences change with their step; None where products are exact."""
-        if self.settle(at, batch, seed) != "difference":
-            return None
-        return compare_steps(self._first_order, at, batch, v, seed, None)
-
-    def settle(self, at: Point, batch: Batch, seed: int | None = None) -> Ways | Literal["difference"]:
-        """Decides how products are computed, once: by taking one, unless the mode says it."""
-        if self._settled is None:
-            self._settled = self._probed(at, batch, seed)
-        return self._settled
-
-    def _probed(self, at: Point, batch: Batch, seed: int | None) -> Ways | Literal["difference"]:
-        """The first exact way that gives a product, and the right one; else differences, where they are allowed."""
-        v = self._first_order(at, batch, seed).grad
-        missing = ""
-        for ways in self._candidates(passes.device_of(at.omega)):
-            try:
-                product = self._exact(at, batch, seed, ways).probe(v)
-            except RuntimeError as error:  # NotImplementedError is one
-                named = missing_derivative(error)
-                if named is None:
-                    raise
-                missing = named
-            else:
-                if self._confirmed(product, at, batch, seed, v):
-                    return ways
-                missing = "an operation whose backward pass is cut off from omega"
-        if self.mode == "exact":
-            raise NotImplementedError(
-                f"Exact products need a second derivative of the inner loss G, and {missing} has none. Use "
-                "mode='difference' (products from first-order gradients), or an operation that has one; for attention, "
-                "torch.nn.attention.sdpa_kernel(SDPBackend.MATH)."
-            )
-        warnings.warn(
-            f"The inner loss G has no second derivative ({missing}): products are taken by differences of "
-            "first-order gradients. Say mode='difference' to choose this, or mode='exact' to have an error instead.",
-            DifferenceWarning,
-            stacklevel=4,
+    @contextmanager
+    def leaves(self, level: Level, at: Point, data: Sequence[Any], *, omega: bool, lam: bool) -> Iterator[GraphLeaves]:
+        read = self.lam_of_batch(at.lam, data) if self.reads_rows(level) else at.lam
+        yield GraphLeaves(
+            {name: t.detach().requires_grad_(omega) for name, t in at.omega.items()},
+            {name: t.detach().requires_grad_(lam) for name, t in read.items()},
         )
-        return "difference"
 
-    def _confirmed(self, product: Tree, at: Point, batch: Batch, seed: int | None, v: Tree) -> bool:
-        """Whether H v is there at all: PyTorch takes the derivative of a backward pass that was cut off, as a custom
-        function's may be, for zero, and says nothing. Differences of the gradient tell."""
-        if float(norm(product)) != 0:
-            return True
-        view = DifferencesInner(self._first_order, at, batch, seed)
-        size = float(norm(view.hvp(v)))
-        reach = view.relative_step * max(1.0, float(norm(at.omega)))
-        rounding = 100 * view.unit * float(norm(v)) ** 2 / reach  # of a difference of gradients; v is one
-        return not size > rounding
+    @contextmanager
+    def forward(
+        self, level: Level, leaves: GraphLeaves, part: Part, batch: Batch, *, update_buffers: bool, bare: bool
+    ) -> Iterator[Tensor]:
+        if part.weight == 0:  # No sample of the batch is this process's.
+            yield torch.zeros((), device=passes.device_of(leaves.omega))
+            return
+        loss = self.outer_loss if level == "outer" else self.batch_loss
+        yield passes.evaluate(loss, leaves.lam, leaves.omega, part, LOSS_NAMES[level], self.autocast_dtype)
 
-    def _candidates(self, device: torch.device) -> tuple[Ways, ...]:
-        """The exact ways to try, the cheapest first."""
-        reverse = Ways(hvp_forward=False, slopes_forward=False)
-        return (Ways(hvp_forward=True, slopes_forward=True), reverse) if device.type == "cuda" else (reverse,)
+    def backward(self, value: Tensor, leaves: GraphLeaves, *, omega: bool, last: bool) -> None:
+        wanted = [t for t in (*leaves.omega.values(), *leaves.lam.values()) if t.requires_grad]
+        if wanted:
+            torch.autograd.backward(value, inputs=wanted)
 
-    def _exact(self, at: Point, batch: Batch, seed: int | None, ways: Ways) -> ExactView:
-        return ExactView(self, at, batch, seed, ways)
-
-    def _first_order(self, at: Point, batch: Batch, seed: int | None) -> FirstOrderView:
-        return FirstOrderView(self, at, batch, seed)
-
-    def of_batch(self, lam: Tree, batch: Batch) -> Tree:
-        """What a batch reads of λ."""
+    def lam_of_batch(self, lam: Tree, data: Sequence[Any]) -> Tree:
+        """Return what the inner loss reads of λ on a batch."""
         return lam
 
-    def batch_loss(self, lam: Tree, omega: Tree, batch: Batch) -> Tensor:
-        """G; `lam` is what the batch reads of λ."""
-        return self.inner_loss(lam, omega, batch)
-
-    def by_lam(self, of_batch: Tree, batch: Batch, lam: Tree) -> Leaves:
-        """A derivative by what the batch reads of λ, as one by λ."""
-        return of_batch
-
-    def without_d_lam(self, lam: Tree) -> Leaves:
-        """∂_λ F where F does not read λ."""
-        return zeros_like(lam)
+    def batch_loss(self, lam: Tree, omega: Tree, data: Any) -> Tensor:
+        """Return G; `lam` is what the batch reads of λ."""
+        return self.inner_loss(lam, omega, data)
 
 
-class _Exchanged(Problem):
-    """F in the role of G. It need not read λ."""
-
-    def _exact(self, at: Point, batch: Batch, seed: int | None, ways: Ways) -> ExactView:
-        return ExactView(self, at, batch, seed, ways, coupled=False)
-
-
-_NO_SCALER = "float16 would need a gradient scaler, whose skipped steps the method does not know."
 _MISSING = (
     r"derivative for (\S+) is not implemented",
     r"forward AD with (\S+) that does not support it",
@@ -199,7 +585,7 @@ _MISSING = (
 
 
 def missing_derivative(error: RuntimeError) -> str | None:
-    """The operation that has no second derivative, as far as PyTorch names it; None for errors of another kind."""
+    """Return the operation that has no second derivative, as far as PyTorch names it; None for other errors."""
     text = (str(error).strip() or type(error).__name__).splitlines()[0]
     for pattern in _MISSING:
         found = re.search(pattern, text)

@@ -1,141 +1,172 @@
-"""ξ_{k,1} … ξ_{k,5} of Algorithm 1, line 5: the batches that a step reads, and how many an algorithm asks for.
+"""The batches that one step reads: ξ1 … ξ5 of Algorithm 1, line 5.
 
-Batches are compared by identity: where two oracles are asked at one point on the same batch object, they share one
-pass, and one dropout mask.
+A `Batch` is its own identity: two oracles at one point share a pass where they hold the same `Batch`, and it carries
+the seed of random layers, so that a dropout mask is the same at every point the batch is seen from.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import Any, Literal, NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal, NamedTuple, Self
 
 from fsla._checks import pick
 
-Batch = Any
 Mode = Literal["independent", "grouped", "shared"]
-Source = Callable[[], Batch] | Iterator[Batch]
+Source = Callable[[], object] | Iterator[object]
 """Where batches come from: a function without arguments, or an iterator."""
 
 
-class Batches(tuple[Batch, ...]):
-    """A batch for each of several inner or adjoint steps, in the place of one batch that serves them all."""
+class MicroBatches(tuple[Any, ...]):
+    """A batch in parts of equal size: gradients are means over the parts, and memory is that of one part."""
+
+    def __new__(cls, parts: Sequence[Any]) -> Self:
+        if not parts:
+            raise ValueError("MicroBatches must hold at least one batch. Got none.")
+        return super().__new__(cls, parts)
 
 
-class Numbered(NamedTuple):
-    """One of several fixed batches, with its number from 0 on: for methods that remember what each batch said."""
+@dataclass(frozen=True, eq=False)
+class Batch:
+    """One batch of a step.
 
-    number: Any
-    batch: Batch
-
-
-class Share(NamedTuple):
-    """A process's own samples of a batch that is spread over several: rank r brings b_r of its `total` = Σ_r b_r."""
-
-    batch: Batch
-    total: int
-
-
-def batch_of_step(batch: Batch, k: int) -> Batch:
-    """Returns the batch of inner step k = 0, 1, …"""
-    return batch[k] if isinstance(batch, Batches) else batch
-
-
-class Sample(NamedTuple):
-    """The five batches of a step. Algorithm 1 with STORM needs `outer_lam` and `cross` drawn independently of the rest.
-
-    `seed` fixes what random layers draw: the same mask at all points of the step, another one for each batch. Without
-    it networks that draw are refused. `mode` tells how the sample was drawn, where `draw` drew it.
+    Args:
+        data: what a loss is given.
+        seed: of the random layers of every pass over the batch.
+        number: which of several fixed batches it is, for methods that remember what each one said (SAGA).
     """
 
-    inner: Batch
-    outer_omega: Batch
-    hvp: Batch
-    outer_lam: Batch
-    cross: Batch
+    data: Any
+    seed: int | None = None
+    number: Any = None
+
+    @property
+    def parts(self) -> tuple[tuple[Any, int | None], ...]:
+        """(data, seed) of each micro-batch. Each part has a mask of its own; the first has that of a whole batch."""
+        if not isinstance(self.data, MicroBatches):
+            return ((self.data, self.seed),)
+        return tuple((part, mix_seed(self.seed, 0, j) if j else self.seed) for j, part in enumerate(self.data))
+
+
+Batches = tuple[Batch, ...]
+"""A batch for each of several moves of a step; a single one serves them all."""
+
+
+def batch_at(batches: Batches, t: int) -> Batch:
+    """Return the batch of move t = 0, 1, …"""
+    return batches[t] if len(batches) > 1 else batches[0]
+
+
+class StepBatches(NamedTuple):
+    """The batches of one step, each slot named after the oracle that reads it.
+
+    Algorithm 1 with STORM needs `outer_grad_lam` and `mixed_hvp` drawn independently of the rest. `seed` is for what an
+    algorithm itself draws, such as the length of a random Neumann series; without a seed networks with random layers
+    are refused. `mode` tells how `draw` drew the batches.
+    """
+
+    inner_grad: Batches
+    outer_grad_omega: Batches
+    hvp: Batches
+    outer_grad_lam: Batches
+    mixed_hvp: Batches
     seed: int | None = None
     mode: str | None = None
 
     @classmethod
-    def full(cls, inner: Batch, outer: Batch, *, seed: int | None = None) -> Sample:
-        """One inner and one outer batch for everything: full-batch methods."""
-        return cls(inner, outer, inner, outer, inner, seed)
+    def of(cls, *slots: Sequence[object] | None, seed: int | None = None, mode: str | None = None) -> StepBatches:
+        """Make the batches of a step from data; each batch gets a seed of its own.
+
+        Args:
+            slots: for each of the five fields in order, the data of its batches, such as ``(data,)``; a `Batch` that
+                stands in several slots stays one. A slot that is left out or None repeats another one: `hvp` repeats
+                `inner_grad`, `mixed_hvp` the first of `inner_grad`, and `outer_grad_lam` that of `outer_grad_omega`.
+            seed: from which the seeds of the batches follow.
+        """
+        made: list[Batches] = []
+        seen: dict[Batch, Batch] = {}
+
+        def batch(data: object, seed: int | None) -> Batch:
+            if not isinstance(data, Batch):
+                return Batch(data, seed)
+            return seen.setdefault(data, data if data.seed is not None else replace(data, seed=seed))
+
+        for slot in range(5):
+            data = slots[slot] if slot < len(slots) else None
+            if data is not None:
+                made.append(tuple(batch(x, mix_seed(seed, slot, j)) for j, x in enumerate(data)))
+            else:
+                made.append((made[0], made[1][:1], made[0][:1])[slot - 2])
+        inner, outer, hvp, outer_lam, mixed = made
+        return cls(inner, outer, hvp, outer_lam, mixed, seed, mode)
 
     @classmethod
-    def draw(cls, mode: Mode, inner: Source, outer: Source, *, seed: int | None = None) -> Sample:
-        """Draws a sample from two sources of batches, each a function without arguments or an iterator.
+    def shared(cls, inner: object, outer: object, *, seed: int | None = None) -> StepBatches:
+        """One inner and one outer batch for all oracles, as full-batch methods have it."""
+        return cls.of((inner,), (outer,), seed=seed)
 
-        "independent": five draws, as Algorithm 1 has it. "grouped": {ξ1, ξ2, ξ3} and {ξ4, ξ5}, two inner and two outer
-        draws, the fewest that leave STORM unbiased. "shared": one draw of each; right for momentum "none" or
-        "average", but under STORM a bias of the order c_β / c_η stays for ever. `fsla.problems.cycle(loader)` makes an
-        endless iterator of a DataLoader.
+    @classmethod
+    def draw(cls, mode: Mode, inner: Source, outer: Source, *, seed: int | None = None) -> StepBatches:
+        """Draw the batches of a step from two sources, each a function without arguments or an iterator.
+
+        Args:
+            mode: "independent": five draws, as Algorithm 1 has it. "grouped": {ξ1, ξ2, ξ3} and {ξ4, ξ5}, two inner and
+                two outer draws, the fewest that leave STORM unbiased. "shared": one draw of each; right without
+                momentum or with an average, but under STORM a bias of the order c_β / c_η stays for ever.
+            inner, outer: the sources. `fsla.problems.cycle(loader)` makes an endless iterator of a DataLoader.
+            seed: fixes what random layers draw.
         """
-        inner = _function(inner, "inner")
-        outer = _function(outer, "outer")
+        draw_inner = _function(inner, "inner")
+        draw_outer = _function(outer, "outer")
         pick(mode, dict.fromkeys(("independent", "grouped", "shared")), "sampling mode")
+        first = (draw_inner(),), (draw_outer(),)
         if mode == "shared":
-            return cls.full(inner(), outer(), seed=seed)._replace(mode=mode)
-        if mode == "independent":
-            return cls(inner(), outer(), inner(), outer(), inner(), seed, mode)
-        first_inner = inner()
-        first_outer = outer()
-        second_inner = inner()
-        second_outer = outer()
-        return cls(first_inner, first_outer, first_inner, second_outer, second_inner, seed, mode)
+            return cls.of(*first, seed=seed, mode=mode)
+        if mode == "grouped":
+            second_inner = (draw_inner(),)
+            return cls.of(*first, None, (draw_outer(),), second_inner, seed=seed, mode=mode)
+        return cls.of(*first, (draw_inner(),), (draw_outer(),), (draw_inner(),), seed=seed, mode=mode)
 
     @property
-    def batches(self) -> tuple[Batch, Batch, Batch, Batch, Batch]:
-        """The five batches alone."""
-        return self.inner, self.outer_omega, self.hvp, self.outer_lam, self.cross
-
-    @property
-    def repeats(self) -> bool:
-        """Whether any two oracles of one level get the same batch, so that they may share a pass."""
-        inner = self.inner is self.hvp or self.inner is self.cross or self.hvp is self.cross
-        return inner or self.outer_omega is self.outer_lam
-
-    def seeds(self) -> dict[int, int]:
-        """The seed of each batch, by the batch's id; batches that are one object have one seed."""
-        if self.seed is None:
-            return {}
-        found: dict[int, int] = {}
-        for slot, batch in enumerate(self.batches):
-            for j, own in enumerate(batch if isinstance(batch, Batches) else (batch,)):
-                found.setdefault(id(own), mix_seed(self.seed, slot, j))
-        return found
+    def slots(self) -> tuple[Batches, Batches, Batches, Batches, Batches]:
+        """The five slots alone."""
+        return self.inner_grad, self.outer_grad_omega, self.hvp, self.outer_grad_lam, self.mixed_hvp
 
 
-def mix_seed(seed: int, slot: int, j: int) -> int:
+def mix_seed(seed: int | None, slot: int, j: int) -> int | None:
     """Return a seed for batch j of a slot, far from those of the others (the constants are those of splitmix64)."""
+    if seed is None:
+        return None
     x = (seed * 0x9E3779B97F4A7C15 + (slot + 1) * 0xBF58476D1CE4E5B9 + (j + 1) * 0x94D049BB133111EB) % 2**64
     return (x ^ (x >> 31)) % 2**63
 
 
-def _function(source: Source, name: str) -> Callable[[], Batch]:
+def _function(source: Source, name: str) -> Callable[[], object]:
     if callable(source):
         return source
     if isinstance(source, Iterator):
         return source.__next__
-    hint = " Make an endless iterator of it with fsla.problems.cycle(...)." if hasattr(source, "__iter__") else ""
+    hint = " Make an endless iterator of it with fsla.problems.cycle(...)." if isinstance(source, Iterable) else ""
     raise TypeError(
-        f"The {name} source of Sample.draw must be a function without arguments that returns a batch, or an iterator "
-        f"of batches. Got {type(source).__name__} instead.{hint}"
+        f"The {name} source of StepBatches.draw must be a function without arguments that returns a batch, or an "
+        f"iterator of batches. Got {type(source).__name__} instead.{hint}"
     )
 
 
-class Needs(NamedTuple):
-    """How many batches of each kind an algorithm reads in a step; 0 where it reads none."""
+class BatchSpec(NamedTuple):
+    """How many batches of each kind a step of an algorithm reads; 0 where it reads none."""
 
-    inner: int = 1
-    outer_omega: int = 1
+    inner_grad: int = 1
+    outer_grad_omega: int = 1
     hvp: int = 1
-    outer_lam: int = 1
-    cross: int = 1
+    outer_grad_lam: int = 1
+    mixed_hvp: int = 1
 
-    def check(self, xi: Sample) -> None:
-        """Raises if the sample has another number of batches of a kind. A single batch serves any number of steps."""
-        for name, wanted, batch in zip(self._fields, self, xi.batches, strict=True):
-            if isinstance(batch, Batches) and len(batch) != max(wanted, 1):
+    def check(self, batches: StepBatches) -> None:
+        """Raise unless each slot holds one batch, or as many as are read."""
+        for name, count, slot in zip(self._fields, self, batches.slots, strict=True):
+            if len(slot) not in (1, max(count, 1)):
                 raise ValueError(
-                    f"The {name!r} of the sample must be one batch, or Batches of {max(wanted, 1)}, since the "
-                    f"algorithm takes so many steps on them. Got Batches of {len(batch)} instead."
+                    f"The {name!r} of a step must be one batch, or {max(count, 1)}, since the algorithm takes so many "
+                    f"moves on them. Got {len(slot)} instead."
                 )

@@ -15,41 +15,43 @@ or carries dω/dλ forwards, does not.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import NamedTuple, NoReturn, Self
+from typing import Any, NamedTuple, NoReturn
 
 from torch import Tensor
 
 from fsla._tree import Leaves, Tree, aligned, detach, dot, scale, sub
+from fsla.distributed._reducer import Part
 from fsla.problems import _passes as passes
 from fsla.problems._autograd import Problem
 from fsla.problems._batches import Batch
-from fsla.problems._passes import Loss, Setting
-from fsla.problems._problem import Inner, Outer, Point
+from fsla.problems._passes import Loss
+from fsla.problems._views import Oracles, Point, Unmoved, View
 
-Map = Callable[[Tree, Tree, Batch], Tree]
+Map = Callable[[Tree, Tree, Any], Tree]
 
 
-class FixedPoint:
+class FixedPointProblem(Oracles):
     """A problem from a map and an outer loss.
 
     Args:
-        phi: Φ(λ, ω; batch), called as ``phi(lam, omega, batch)``; returns the next ω, a mapping of the same form. Its
-            iterates must converge.
+        fixed_point_map: Φ(λ, ω; batch), called as ``fixed_point_map(lam, omega, batch)``; returns the next ω, a mapping
+            of the same form. Its iterates must converge.
         outer_loss: F(λ, ω; batch), as in `fsla.Problem`.
-        direct: whether F itself reads λ.
+        outer_uses_lam: whether F itself reads λ, as in `fsla.Problem`.
     """
 
-    def __init__(self, phi: Map, outer_loss: Loss, *, direct: bool = True) -> None:
-        if not callable(phi):
-            raise TypeError(f"phi must be callable as (lam, omega, batch). Got {type(phi).__name__} instead.")
-        self.phi = phi
-        self._outer = Problem(outer_loss, outer_loss, direct=direct)
+    def __init__(self, fixed_point_map: Map, outer_loss: Loss, *, outer_uses_lam: bool | None = None) -> None:
+        if not callable(fixed_point_map):
+            kind = type(fixed_point_map).__name__
+            raise TypeError(f"fixed_point_map must be callable as (lam, omega, batch). Got {kind} instead.")
+        self.fixed_point_map = fixed_point_map
+        self._outer = Problem(outer_loss, outer_loss, outer_uses_lam=outer_uses_lam)
 
-    def inner_at(self, at: Point, batch: Batch, seed: int | None = None) -> Inner:
-        return _MapView(self.phi, at, batch, Setting(seed))
+    def inner_at(self, at: Point, batch: Batch, *, update_buffers: bool = False) -> View:
+        return _MapView(self.fixed_point_map, at, batch)
 
-    def outer_at(self, at: Point, batch: Batch, seed: int | None = None) -> Outer:
-        return self._outer.outer_at(at, batch, seed)
+    def outer_at(self, at: Point, batch: Batch) -> View:
+        return self._outer.outer_at(at, batch)
 
 
 class _Graph(NamedTuple):
@@ -58,69 +60,54 @@ class _Graph(NamedTuple):
     image: Tree
 
 
-class _MapView:
+class _MapView(View):
     """Φ at one point on one batch, in the role of G."""
 
-    def __init__(self, phi: Map, at: Point, batch: Batch, how: Setting) -> None:
-        self._phi = phi
+    def __init__(self, fixed_point_map: Map, at: Point, batch: Batch) -> None:
+        self._map = fixed_point_map
         self._at = Point(detach(at.lam), detach(at.omega))
-        self._batch = batch
-        self._how = how
+        self._unmoved = Unmoved(self._at)
+        self._part = Part(batch.data, batch.seed)
         self._graph: _Graph | None = None
 
     def _linear(self) -> _Graph:
+        self._unmoved.check()
         if self._graph is None:
             lam = passes.leaves(self._at.lam)
             omega = passes.leaves(self._at.omega)
-            image = passes.run(self._phi, lam, omega, self._batch, "map phi", self._how)
+            image = passes.run(self._map, lam, omega, self._part, "fixed_point_map")
             if not isinstance(image, Mapping):
-                raise TypeError(f"phi must return a mapping of the form of omega. Got {type(image).__name__} instead.")
+                kind = type(image).__name__
+                raise TypeError(f"fixed_point_map must return a mapping of the form of omega. Got {kind} instead.")
             self._graph = _Graph(lam, omega, dict(zip(omega, aligned(image, omega), strict=True)))
         return self._graph
 
-    def _pulled(self, v: Tree, wrt: list[Tensor]) -> list[Tensor | None]:
-        image = self._linear().image
-        return list(passes.vjp(list(image.values()), aligned(v, image), wrt))
-
     @property
-    def unit(self) -> float:
+    def eps(self) -> float:
         return passes.rounding_unit(self._at.omega, None)
 
     @property
     def value(self) -> Tensor:
-        """½ ‖ω - Φ‖², which is zero where ω = ω_λ; not a loss whose gradient is `grad`."""
-        return dot(self.grad, self.grad) / 2
+        """½ ‖ω - Φ‖², which is zero where ω = ω_λ; not a loss whose gradient is `grad_omega`."""
+        return dot(self.grad_omega, self.grad_omega) / 2
 
-    @property
-    def grad(self) -> Tree:
-        return sub(self._at.omega, detach(self._linear().image))
+    def gradients(self, *, omega: bool = True, lam: bool = True) -> tuple[Tree, Leaves]:
+        if lam:
+            self._has_no("∂_λ G", "first-order methods such as F2SA and BOME, and products by differences,")
+        return sub(self._at.omega, detach(self._linear().image)) if omega else {}, {}
 
-    def hvp(self, v: Tree) -> Tree:
-        omega = self._linear().omega
-        return sub(v, passes.filled(self._pulled(v, list(omega.values())), omega))
+    def products(self, v: Tree, *, omega: bool = True, lam: bool = True) -> tuple[Tree, Leaves]:
+        graph = self._linear()
+        wrt = [*(graph.omega.values() if omega else ()), *(graph.lam.values() if lam else ())]
+        pulled: list[Tensor | None] = list(passes.vjp(list(graph.image.values()), aligned(v, graph.image), wrt))
+        count = len(graph.omega) if omega else 0
+        hv = sub(v, passes.filled(pulled[:count], graph.omega)) if omega else {}
+        if not lam:
+            return hv, {}
+        passes.check_reached(pulled[count:])
+        return hv, scale(-1.0, passes.filled(pulled[count:], graph.lam))
 
-    def cross(self, v: Tree) -> Leaves:
-        lam = self._linear().lam
-        return scale(-1.0, passes.filled(passes.reached(self._pulled(v, list(lam.values()))), lam))
-
-    def hvp_cross(self, v: Tree) -> tuple[Tree, Leaves]:
-        lam, omega, _ = self._linear()
-        found = self._pulled(v, [*omega.values(), *lam.values()])
-        n = len(omega)
-        by_lam = passes.filled(passes.reached(found[n:]), lam)
-        return sub(v, passes.filled(found[:n], omega)), scale(-1.0, by_lam)
-
-    def linearised(self) -> Self:
-        return self
-
-    @property
-    def d_lam(self) -> Leaves:
-        self._has_no("∂_λ G", "first-order methods such as F2SA and BOME")
-
-    def gradients(self) -> tuple[Tree, Leaves]:
-        self._has_no("∂_λ G", "first-order methods and products by differences")
-
-    def cross_t(self, u: Tree) -> Tree:
+    def mixed_hvp_transpose(self, u: Tree) -> Tree:
         self._has_no("Jᵀ u", "the forward recursion and RTHO")
 
     def _has_no(self, what: str, who: str) -> NoReturn:

@@ -3,9 +3,9 @@
 Every oracle calls the network anew, at several points, and must see the same function. So what changes from pass to
 pass needs a word:
 
-    dropout and other random layers   allowed where the sample has a seed, which fixes the mask at all points of a step
+    dropout and other random layers   allowed where the batch has a seed, which fixes the mask at all points of a step
     batch normalisation               `batch_norm="batch"`: batch statistics in every pass, running ones untouched by
-                                      the passes and moved once a step by `net.track(omega, x)`;
+                                      the passes and moved once a step by `net.update_running_stats(omega, x)`;
                                       `batch_norm="frozen"`: running statistics in every pass, as in eval mode
 """
 
@@ -29,11 +29,11 @@ _GENERATOR = "_checkpoint_without_reentrant_generator"
 if not hasattr(checkpointing, _GENERATOR):
     raise ImportError(
         f"fsla needs torch.utils.checkpoint.{_GENERATOR}, which torch {torch.__version__} has not: without it networks "
-        "with activation checkpoints would give wrong gradients. Use a torch that was tested, from 2.9 to 2.13."
+        "with activation checkpoints would give wrong gradients. Use a torch that was tested, from 2.11 to 2.13."
     )
 
 
-def functional(model: nn.Module, *, batch_norm: BatchNorm | None = None) -> tuple[Tree, Network]:
+def make_functional(model: nn.Module, *, batch_norm: BatchNorm | None = None) -> tuple[Tree, Network]:
     """Splits a network into its parameters and a function of them.
 
     Returns (omega, net): `omega` holds the trainable parameters by name, detached from the model and so a starting
@@ -46,7 +46,7 @@ def functional(model: nn.Module, *, batch_norm: BatchNorm | None = None) -> tupl
         batch_norm: what layers with running statistics do in training mode, "batch" or "frozen" (see the module);
             without it they are refused.
 
-    Networks that draw something on each forward pass need a sample with a seed; networks that write their buffers are
+    Networks that draw something on each forward pass need batches with a seed; networks that write their buffers are
     refused. What their modules do not tell, the first call does.
     """
     if not isinstance(model, nn.Module):
@@ -86,7 +86,7 @@ class Network:
             return self._first_call(inputs, named)
 
     @torch.no_grad()
-    def track(self, omega: Tree, *inputs: Any, **named: Any) -> None:
+    def update_running_stats(self, omega: Tree, *inputs: Any, **named: Any) -> None:
         """Moves the running statistics once, as a training pass at ω would: call it once a step, on the inner batch."""
         self._check(omega)
         with self._swapped(omega):
@@ -105,7 +105,7 @@ class Network:
                     f"omega[{name!r}] must have shape {tuple(self._shapes[name])}. Got {tuple(t.shape)} instead."
                 )
         if _members(self._model) != self._members:
-            raise ValueError("The network must not be given new parameters or parts after fsla.functional(model).")
+            raise ValueError("The network must not be given new parameters or parts after fsla.make_functional(model).")
 
     @contextmanager
     def _swapped(self, omega: Tree) -> Iterator[None]:
@@ -168,8 +168,8 @@ class Network:
             if m.training:
                 raise ValueError(
                     f"{_ALONE}, but {name!r} ({type(m).__name__}) in training mode moves its running statistics on "
-                    'each pass. Say fsla.functional(model, batch_norm="batch") for batch statistics in every pass or '
-                    '"frozen" for the running ones, make the layer with track_running_stats=False, or call '
+                    'each pass. Say fsla.make_functional(model, batch_norm="batch") for batch statistics in every pass '
+                    'or "frozen" for the running ones, make the layer with track_running_stats=False, or call '
                     "model.eval()."
                 )
 
@@ -185,7 +185,9 @@ class Network:
 
 
 _ALONE = "The network must be a function of omega and the batch alone"
-_SEED = "Give the sample a seed, as in Sample.draw(..., seed=k), which fixes the mask, or call model.eval()."
+_SEED = (
+    "Give the step's batches a seed, as in StepBatches.draw(..., seed=k), which fixes the mask, or call model.eval()."
+)
 _EVAL = "Call model.eval(), or keep what changes out of the network."
 
 
@@ -194,12 +196,12 @@ def _places(model: nn.Module) -> list[tuple[dict[str, Any], str, str]]:
 
     This is what torch.func.functional_call finds out at each call, which takes a third of a pass on a deep network.
     """
-    names = {id(p): name for name, p in model.named_parameters() if p.requires_grad}
+    names = {p: name for name, p in model.named_parameters() if p.requires_grad}
     return [
-        (m._parameters, key, names[id(p)])
+        (m._parameters, key, names[p])
         for m in model.modules()
         for key, p in m._parameters.items()
-        if p is not None and id(p) in names
+        if p is not None and p in names
     ]
 
 

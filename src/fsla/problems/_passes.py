@@ -8,36 +8,25 @@ tree, so that one which rebinds a name changes nothing for anybody else.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from functools import cache
 from importlib import import_module
-from typing import NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import torch
 import torch.autograd.forward_ad as forward
 from torch import Tensor
 
-from fsla._tree import Tree, aligned, zeros_like
-from fsla.problems._batches import Batch, mix_seed
+from fsla._tree import Tree, aligned
+from fsla.distributed._reducer import Part
 
 T = TypeVar("T")
-Loss = Callable[[Tree, Tree, Batch], Tensor]
+Loss = Callable[[Tree, Tree, Any], Tensor]
+Gradients = Sequence[Tensor | None]
 
 
-class Setting(NamedTuple):
-    """What holds during a pass: the seed of random layers, if they have one, and the dtype of autocast, if it is on."""
-
-    seed: int | None = None
-    autocast_dtype: torch.dtype | None = None
-
-    def for_part(self, number: int) -> Setting:
-        """Return the setting of a micro-batch: each draws numbers of its own, and the first those of a whole batch."""
-        return self if self.seed is None or number == 0 else self._replace(seed=mix_seed(self.seed, 0, number))
-
-
-_PLAIN = Setting()
 seeded: ContextVar[bool] = ContextVar("seeded", default=False)
 """Whether the pass that runs now has its random state from a seed, so that a network may draw in it."""
 
@@ -61,32 +50,37 @@ def _fixed_random_state(seed: int, device: torch.device) -> Iterator[None]:
             g.set_state(state)
 
 
-def surroundings(setting: Setting, omega: Tree) -> AbstractContextManager[None]:
-    """What a pass runs in."""
-    return nullcontext() if setting == _PLAIN else _set_up(setting, device_of(omega))
-
-
 @contextmanager
-def _set_up(setting: Setting, device: torch.device) -> Iterator[None]:
-    drawing = nullcontext() if setting.seed is None else _fixed_random_state(setting.seed, device)
-    casting = nullcontext() if setting.autocast_dtype is None else torch.autocast(device.type, setting.autocast_dtype)
-    with drawing, casting:
+def forward_context(seed: int | None, autocast_dtype: torch.dtype | None, device: torch.device) -> Iterator[None]:
+    """What a forward pass runs in: its random state, autocast, and gradients on."""
+    drawing = nullcontext() if seed is None else _fixed_random_state(seed, device)
+    casting = nullcontext() if autocast_dtype is None else torch.autocast(device.type, autocast_dtype)
+    with torch.enable_grad(), drawing, casting:
         yield
 
 
-def run(function: Callable[[Tree, Tree, Batch], T], lam: Tree, omega: Tree, batch: Batch, name: str, how: Setting) -> T:
-    """Calls a function of (λ, ω, batch) with gradients on, as the setting has it: the one way into the user's code."""
+def run(
+    function: Callable[[Tree, Tree, Any], T],
+    lam: Tree,
+    omega: Tree,
+    part: Part,
+    name: str,
+    autocast_dtype: torch.dtype | None = None,
+) -> T:
+    """Call a function of (λ, ω, batch) with gradients on: the one way into the user's code."""
     try:
-        with torch.enable_grad(), surroundings(how, omega):
-            return function(dict(lam), dict(omega), batch)
+        with forward_context(part.seed, autocast_dtype, device_of(omega)):
+            return function(dict(lam), dict(omega), part.data)
     except Exception as error:
         error.add_note(f"(raised while the {name} was called with lam {sorted(lam)} and omega {sorted(omega)})")
         raise
 
 
-def evaluate(loss: Loss, lam: Tree, omega: Tree, batch: Batch, name: str, how: Setting) -> Tensor:
-    """Runs a loss; raises unless it returns a real 0-d tensor."""
-    return scalar(run(loss, lam, omega, batch, name, how), name)
+def evaluate(
+    loss: Loss, lam: Tree, omega: Tree, part: Part, name: str, autocast_dtype: torch.dtype | None = None
+) -> Tensor:
+    """Run a loss; raise unless it returns a real 0-d tensor."""
+    return scalar(run(loss, lam, omega, part, name, autocast_dtype), name)
 
 
 def scalar(value: object, name: str) -> Tensor:
@@ -148,38 +142,20 @@ def primal(t: Tensor) -> Tensor:
     return found
 
 
-def gradient(value: Tensor, wrt: Tree, name: str, *, create_graph: bool = False) -> Tree:
-    """The gradient of a loss by ω, which it must depend on."""
-    grads: Sequence[Tensor | None] = [None] * len(wrt)
-    if value.requires_grad:
-        grads = torch.autograd.grad(value, list(wrt.values()), create_graph=create_graph, allow_unused=True)
-    return filled(_depends(grads, name), wrt)
-
-
-def _depends(grads: Sequence[Tensor | None], name: str) -> Sequence[Tensor | None]:
-    """Derivatives by ω, of which at least one must exist."""
-    if all(g is None for g in grads):
-        raise ValueError(
-            f"The {name} must depend on omega, but no tensor of omega reaches it. It must use the omega that it is "
-            "given (not a module's own parameters), without .detach(), .item() or torch.no_grad()."
-        )
-    return grads
-
-
-def gradients(value: Tensor, omega: Tree, lam: Tree, name: str) -> tuple[Tree, Tree]:
-    """(∂_ω, ∂_λ) of a loss in one pass; it must depend on ω, and need not on λ."""
-    both: Sequence[Tensor | None] = [None] * (len(omega) + len(lam))
-    if value.requires_grad:
-        both = torch.autograd.grad(value, [*omega.values(), *lam.values()], allow_unused=True)
-    n = len(omega)
-    return filled(_depends(both[:n], name), omega), filled(both[n:], lam)
-
-
-def derivative_by_lam(value: Tensor, lam: Tree) -> Tree:
-    """∂_λ of a loss; zero for what it does not read."""
+def with_graph(value: Tensor, wrt: Mapping[str, Tensor]) -> Gradients:
+    """The gradients of a loss with their graph; None for what it does not reach."""
     if not value.requires_grad:
-        return zeros_like(lam)
-    return filled(torch.autograd.grad(value, list(lam.values()), allow_unused=True), lam)
+        return [None] * len(wrt)
+    return torch.autograd.grad(value, list(wrt.values()), create_graph=True, allow_unused=True)
+
+
+def check_depends(found: Iterable[Tensor | None], name: str) -> None:
+    """Raise unless at least one derivative by ω exists."""
+    if all(g is None for g in found):
+        raise ValueError(
+            f"The {name} must depend on omega, but no tensor of omega reaches it. It must use the omega or the model "
+            "that it is given, without .detach(), .item() or torch.no_grad()."
+        )
 
 
 def vjp(
@@ -211,17 +187,17 @@ def check_twice_differentiable(grads: Iterable[Tensor | None]) -> None:
         nodes += new
 
 
-def reached(grads: Sequence[Tensor | None]) -> Sequence[Tensor | None]:
-    """Second derivatives by λ, of which at least one must exist."""
-    if all(g is None for g in grads):
+def check_reached(found: Iterable[Tensor | None]) -> None:
+    """Raise unless at least one second derivative of G by λ exists."""
+    if all(g is None for g in found):
         raise ValueError(
             "The inner loss G must depend on lam, but its gradient in omega does not: with J = 0 the outer problem "
-            "cannot act through omega. It must use the lam that it is given, in a term that also holds omega."
+            "cannot act through omega. It must use the lam or the outer modules that it is given, in a term that also "
+            "holds omega."
         )
-    return grads
 
 
-def filled(grads: Sequence[Tensor | None], like: Tree) -> Tree:
+def filled(grads: Gradients, like: Tree) -> Tree:
     """A tree from gradients; a tensor that the loss does not reach has the gradient zero."""
     pairs = zip(like.items(), grads, strict=True)
     return {name: torch.zeros_like(t) if g is None else g for (name, t), g in pairs}

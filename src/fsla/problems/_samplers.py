@@ -1,4 +1,4 @@
-"""Sources of batches: endless ones, and samples with as many batches as an algorithm needs."""
+"""Sources of batches: endless ones, and those of whole steps with as many batches as an algorithm reads."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import count
 from typing import TypeVar
 
-from fsla.problems._batches import Batch, Batches, Mode, Needs, Sample
+from fsla.problems._batches import Batch, Batches, BatchSpec, Mode, StepBatches
 
 T = TypeVar("T")
 
@@ -31,52 +31,51 @@ def cycle(batches: Iterable[T]) -> Iterator[T]:
 
 
 class Sampler:
-    """Draws the sample of a step: what an algorithm needs, from two sources of batches.
+    """Draws the batches of a step: what an algorithm reads, from two sources.
 
     Args:
-        needs: the algorithm's, as in ``Sampler(solver.needs, train_loader, trusted_loader)``.
+        spec: the algorithm's, as in ``Sampler(algorithm.batches, train_loader, trusted_loader)``.
         inner, outer: functions without arguments that return a batch, or iterables, which are cycled through.
-        mode: as in `fsla.Sample.draw`.
-        seed: if given, samples have the seeds seed, seed + 1, …, for networks with random layers.
+        mode: as in `StepBatches.draw`.
+        seed: if given, steps have the seeds seed, seed + 1, …, for networks with random layers.
         steps_again: the products are taken on the batches of the inner steps: what unrolled differentiation wants.
     """
 
     def __init__(
         self,
-        needs: Needs,
-        inner: Callable[[], Batch] | Iterable[Batch],
-        outer: Callable[[], Batch] | Iterable[Batch],
+        spec: BatchSpec,
+        inner: Callable[[], object] | Iterable[object],
+        outer: Callable[[], object] | Iterable[object],
         mode: Mode = "independent",
         *,
         seed: int | None = None,
         steps_again: bool = False,
     ) -> None:
-        self.needs = needs
+        self.spec = spec
         self.inner = inner if callable(inner) else cycle(inner).__next__
         self.outer = outer if callable(outer) else cycle(outer).__next__
         self.mode = mode
         self.seed = seed
         self.steps_again = steps_again
 
-    def __call__(self) -> Sample:
+    def __call__(self) -> StepBatches:
         seed = self.seed
         self.seed = None if seed is None else seed + 1
-        if self.needs == Needs(self.needs.inner, 0, 0, 0, 0):
-            xi = Sample.full(self.inner(), None, seed=seed)
+        spec = self.spec
+        if spec == BatchSpec(spec.inner_grad, 0, 0, 0, 0):
+            batches = StepBatches.shared(self.inner(), None)
         else:
-            xi = Sample.draw(self.mode, self.inner, self.outer, seed=seed)
-        needs = self.needs
-        xi = xi._replace(
-            inner=_several(xi.inner, needs.inner, self.inner),
-            outer_omega=_several(xi.outer_omega, needs.outer_omega, self.outer),
-            outer_lam=_several(xi.outer_lam, needs.outer_lam, self.outer),
-            cross=_several(xi.cross, needs.cross, self.inner),
-        )
-        if self.steps_again:
-            return xi._replace(hvp=xi.inner)
-        return xi._replace(hvp=_several(xi.hvp, needs.hvp, self.inner))
+            batches = StepBatches.draw(self.mode, self.inner, self.outer)
+        inner_grad, outer_omega, hvp, outer_lam, mixed = batches.slots
+        inner = _several(inner_grad, spec.inner_grad, self.inner)
+        outer = _several(outer_omega, spec.outer_grad_omega, self.outer)
+        last_outer = _several(outer_lam, spec.outer_grad_lam, self.outer)
+        last_inner = _several(mixed, spec.mixed_hvp, self.inner)
+        products = inner if self.steps_again else _several(hvp, spec.hvp, self.inner)
+        return StepBatches.of(inner, outer, products, last_outer, last_inner, seed=seed, mode=batches.mode)
 
 
-def _several(first: Batch, n: int, source: Callable[[], Batch]) -> Batch:
-    """A batch for each of n steps, or the one that there is."""
-    return Batches([first, *(source() for _ in range(n - 1))]) if n > 1 else first
+def _several(first: Batches, n: int, source: Callable[[], object]) -> Batches:
+    """Batches for each of n moves, or the one that there is."""
+    drawn = (source() for _ in range(n - 1))
+    return (first[0], *(data if isinstance(data, Batch) else Batch(data) for data in drawn))

@@ -1,255 +1,302 @@
-"""G and F at one point on one batch, by automatic differentiation: what `fsla.Problem` hands out.
+"""What an algorithm may ask of a problem: a loss, its gradients and its products, at one point on one batch.
 
-FirstOrderView   ∂_ω G and ∂_λ G
-ExactView        the same, with H v and J v
-OuterView        ∂_ω F and ∂_λ F
+    G = problem.inner_at(at, batch)    G.grad_omega = ∂_ω G    G.hvp(v) = H v    G.mixed_hvp(v) = J v
+    F = problem.outer_at(at, batch)    the same of F
+
+with H = ∂²G/∂ω² (n x n) and J = ∂²G/∂λ∂ω (p x n). The hypergradient is ∂_λ F - J v with v = H⁻¹ ∂_ω F (Proposition 1,
+with one sign of v everywhere).
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol, Self
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple, Self
 
 import torch
-import torch.autograd.forward_ad as forward
 from torch import Tensor
 
-from fsla._tree import Leaves, Tree, aligned, detach
-from fsla.problems import _passes as passes
+from fsla import _tree as tree
+from fsla._state_tree import saved
+from fsla._tree import Leaves, Scalar, Tree, axpy, norm, scale, sub
 from fsla.problems._batches import Batch
-from fsla.problems._passes import Setting
-from fsla.problems._problem import Point
-
-INNER = "inner loss G"
-OUTER = "outer loss F"
 
 
-class Losses(Protocol):
-    """What a view reads of a problem."""
+@saved
+@dataclass(frozen=True, eq=False)
+class Point:
+    """(λ, ω), and for unrolled differentiation the inner moves (ω_t, step size) that led to ω.
 
-    @property
-    def direct(self) -> bool:
-        """Whether F reads λ."""
-        ...
-
-    @property
-    def autocast_dtype(self) -> torch.dtype | None: ...
-    def batch_loss(self, lam: Tree, omega: Tree, batch: Batch) -> Tensor:
-        """G; `lam` is what the batch reads of λ."""
-        ...
-
-    def outer_loss(self, lam: Tree, omega: Tree, batch: Batch) -> Tensor:
-        """F."""
-        ...
-
-    def of_batch(self, lam: Tree, batch: Batch) -> Tree:
-        """What a batch reads of λ."""
-        ...
-
-    def by_lam(self, of_batch: Tree, batch: Batch, lam: Tree) -> Leaves:
-        """A derivative by what the batch reads of λ, as one by λ."""
-        ...
-
-    def without_d_lam(self, lam: Tree) -> Leaves:
-        """∂_λ F where F does not read λ."""
-        ...
-
-
-class Ways(NamedTuple):
-    """How a view computes its products: H v in forward mode or not, the samples' slopes in forward mode or not."""
-
-    hvp_forward: bool
-    slopes_forward: bool
-
-
-class FirstOrderView:
-    """∂_ω G and ∂_λ G at one point on one batch. Nothing is differentiated twice, and no graph is kept."""
-
-    def __init__(self, problem: Losses, at: Point, batch: Batch, seed: int | None) -> None:
-        self._problem = problem
-        self._batch = batch
-        self._how = Setting(seed, problem.autocast_dtype)
-        self._whole_lam = at.lam
-        self._lam = detach(problem.of_batch(at.lam, batch))
-        self._omega = detach(at.omega)
-        self._value: Tensor | None = None
-        self._gradient: Tree | None = None
-
-    def _loss(self, lam: Tree, omega: Tree) -> Tensor:
-        return passes.evaluate(self._problem.batch_loss, lam, omega, self._batch, INNER, self._how)
-
-    def _by_lam(self, of_batch: Tree) -> Leaves:
-        return self._problem.by_lam(of_batch, self._batch, self._whole_lam)
-
-    @property
-    def unit(self) -> float:
-        """The rounding unit of the passes."""
-        return passes.rounding_unit(self._omega, self._how.autocast_dtype)
-
-    @property
-    def value(self) -> Tensor:
-        if self._value is None:
-            self._value = self._loss(self._lam, self._omega).detach()
-        return self._value
-
-    @property
-    def grad(self) -> Tree:
-        if self._gradient is None:
-            omega = passes.leaves(self._omega)
-            value = self._loss(self._lam, omega)
-            self._gradient = passes.gradient(value, omega, INNER)
-            self._value = value.detach()
-        return self._gradient
-
-    @property
-    def d_lam(self) -> Leaves:
-        lam = passes.leaves(self._lam)
-        return self._by_lam(passes.derivative_by_lam(self._loss(lam, self._omega), lam))
-
-    def gradients(self) -> tuple[Tree, Leaves]:
-        lam = passes.leaves(self._lam)
-        omega = passes.leaves(self._omega)
-        value = self._loss(lam, omega)
-        self._gradient, by_lam = passes.gradients(value, omega, lam, INNER)
-        self._value = value.detach()
-        return self._gradient, self._by_lam(by_lam)
-
-
-class Graph(NamedTuple):
-    """∂_ω G with the graph that led to it."""
+    A point is its own identity: make a new one after a variable has moved, in place or not.
+    """
 
     lam: Tree
     omega: Tree
-    value: Tensor
-    grad: Tree
+    trajectory: tuple[tuple[Tree, Scalar], ...] = ()
+
+    def to(self, to: torch.device | torch.dtype | str) -> Point:
+        """Return the point on another device, or in another floating-point dtype."""
+        trajectory = tuple((tree.to(omega, to), size) for omega, size in self.trajectory)
+        return Point(tree.to(self.lam, to), tree.to(self.omega, to), trajectory)
 
 
-class ExactView(FirstOrderView):
-    """G at one point on one batch, with exact products. Unless it is `coupled`, J may be zero."""
+class Unmoved:
+    """Raises where the tensors of a point were written to since it was looked at.
 
-    def __init__(
-        self, problem: Losses, at: Point, batch: Batch, seed: int | None, ways: Ways, *, coupled: bool = True
-    ) -> None:
-        super().__init__(problem, at, batch, seed)
-        self._ways = ways
-        self._reached = passes.reached if coupled else list[Tensor | None]
-        self._keeps = False
-        self._graph: Graph | None = None
+    A variable that moves in place takes the tensors of its old points along: derivatives there would be those of
+    another point, and nothing would say so.
+    """
 
-    def probe(self, v: Tree) -> Tree:
-        """Takes every kind of product that PyTorch may lack; returns H v."""
-        if not self._ways.hvp_forward:
-            passes.check_twice_differentiable(self._linear().grad.values())
-        return self.hvp(v)
+    def __init__(self, at: Point) -> None:
+        self._tensors = [t for tree in (at.omega, at.lam) for t in tree.values()]
+        self._versions = [t._version for t in self._tensors]
 
-    def linearised(self) -> Self:
-        self._keeps = True
+    def check(self) -> None:
+        if [t._version for t in self._tensors] != self._versions:
+            raise RuntimeError(
+                "A view must be asked before its point moves in place: this one was made at tensors that have been "
+                "written to since. Ask for its derivatives first, or make a new Point after the move."
+            )
+
+
+class View(ABC):
+    """A loss at one point on one batch. A subclass says how gradients and products are computed; the rest is here."""
+
+    @property
+    @abstractmethod
+    def value(self) -> Tensor: ...
+
+    @abstractmethod
+    def gradients(self, *, omega: bool = True, lam: bool = True) -> tuple[Tree, Leaves]:
+        """Return (∂_ω, ∂_λ) from one pass, each computed once; {} for what is not wanted."""
+
+    @abstractmethod
+    def products(self, v: Tree, *, omega: bool = True, lam: bool = True) -> tuple[Tree, Leaves]:
+        """Return (H v, J v) from one pass; {} for what is not wanted. Leaves ∂_ω where the pass has it."""
+
+    @property
+    @abstractmethod
+    def eps(self) -> float:
+        """Rounding unit of the passes."""
+
+    @property
+    def known_value(self) -> Tensor | None:
+        """The value where a pass has left it."""
+        return None
+
+    def linearized(self) -> Self:
+        """Return this view, with its graph kept for several products where the problem allows it."""
         return self
 
     @property
-    def grad(self) -> Tree:
-        if self._gradient is None:
-            self._gradient = detach(self._linear().grad)
-        return self._gradient
+    def grad_omega(self) -> Tree:
+        return self.gradients(lam=False)[0]
+
+    @property
+    def grad_lam(self) -> Leaves:
+        return self.gradients(omega=False)[1]
 
     def hvp(self, v: Tree) -> Tree:
-        if self._ways.hvp_forward and self._graph is None:
-            return self._forward(v)
-        return passes.filled(self._pull(v, to_omega=True, to_lam=False), self._omega)
+        """Return H v."""
+        return self.products(v, lam=False)[0]
 
-    def cross(self, v: Tree) -> Leaves:
-        found = self._pull(v, to_omega=False, to_lam=True)
-        return self._by_lam(passes.filled(self._reached(found), self._lam))
+    def mixed_hvp(self, v: Tree) -> Leaves:
+        """Return J v."""
+        return self.products(v, omega=False)[1]
 
-    def hvp_cross(self, v: Tree) -> tuple[Tree, Leaves]:
-        found = self._pull(v, to_omega=True, to_lam=True)
-        n = len(self._omega)
-        by_lam = passes.filled(self._reached(found[n:]), self._lam)
-        return passes.filled(found[:n], self._omega), self._by_lam(by_lam)
+    def mixed_hvp_transpose(self, u: Tree) -> Tree:
+        """Return Jᵀ u. Only methods that carry dω/dλ forwards, with p rows, ask for it."""
+        raise TypeError(f"{type(self).__name__} has no transposed mixed product.")
 
-    def cross_t(self, u: Tree) -> Tree:
-        lam = passes.leaves(self._lam)
-        omega = passes.leaves(self._omega)
-        wrt = list(lam.values())
-        value = self._loss(lam, omega)
-        by_lam = self._reached(torch.autograd.grad(value, wrt, create_graph=True, allow_unused=True))
-        return passes.filled(passes.vjp(by_lam, aligned(u, lam), list(omega.values())), omega)
-
-    def _linear(self) -> Graph:
-        """The graph; made when it is first needed, or needed again."""
-        if self._graph is None:
-            lam = passes.leaves(self._lam)
-            omega = passes.leaves(self._omega)
-            value = self._loss(lam, omega)
-            self._graph = Graph(lam, omega, value, passes.gradient(value, omega, INNER, create_graph=True))
-            self._value = value.detach()
-        return self._graph
-
-    def _pull(self, v: Tree, *, to_omega: bool, to_lam: bool) -> list[Tensor | None]:
-        """The derivative of <∂_ω G, v>. Gives up the graph, piece by piece, unless more products are to follow."""
-        seeds = aligned(v, self._omega)
-        graph = self._linear()
-        wrt = [*(graph.omega.values() if to_omega else ()), *(graph.lam.values() if to_lam else ())]
-        outputs = list(graph.grad.values())
-        if not self._keeps:
-            self._gradient = detach(graph.grad)
-            self._graph = None
-            del graph
-        return list(passes.vjp(outputs, seeds, wrt, retain_graph=self._keeps))
-
-    def _forward(self, v: Tree) -> Tree:
-        """H v by forward over reverse; leaves the gradient."""
-        with forward.dual_level(), torch.enable_grad():
-            omega = passes.duals(passes.leaves(self._omega), v)
-            return self._take_forward(self._loss(self._lam, omega), omega)
-
-    def _take_forward(self, value: Tensor, omega: Tree) -> Tree:
-        """H v from a loss of dual ω; leaves the gradient."""
-        grads = passes.gradient(value, omega, INNER)
-        self._gradient = {name: passes.primal(g).detach() for name, g in grads.items()}
-        tangents = [passes.tangent(g) for g in grads.values()]
-        return passes.filled([None if t is None else t.detach() for t in tangents], self._omega)
+    def gauss_newton(self, v: Tree) -> Tree:
+        """Return the Gauss-Newton product in the place of H v."""
+        raise TypeError(
+            "Gauss-Newton products need a problem that knows its network's outputs. Use "
+            "fsla.WeightedLossProblem(..., model_outputs=...), or the problem without fsla.GaussNewtonProblem."
+        )
 
 
-class OuterView:
-    """F at one point on one batch."""
+class ProblemAtPoint(ABC):
+    """What knows a problem and the point where it stands, as an optimiser of a module does."""
 
-    def __init__(self, problem: Losses, at: Point, batch: Batch, seed: int | None) -> None:
-        self._problem = problem
-        self._batch = batch
-        self._how = Setting(seed, problem.autocast_dtype)
-        self._lam = detach(at.lam)
-        self._omega = detach(at.omega)
-        self._value: Tensor | None = None
-        self._d_omega: Tree | None = None
-        self._d_lam: Leaves | None = None
+    @abstractmethod
+    def problem_at_point(self) -> tuple[Oracles, Point]:
+        """Return the problem and the point."""
 
-    def _loss(self, lam: Tree, omega: Tree) -> Tensor:
-        value = passes.evaluate(self._problem.outer_loss, lam, omega, self._batch, OUTER, self._how)
-        self._value = value.detach()
-        return value
+
+class FiniteDifferenceCheck(NamedTuple):
+    """How much the products change when the step is halved; the error at r is about four thirds of it."""
+
+    rel_step: float
+    hvp_change: float
+    mixed_hvp_change: float
+
+    def __str__(self) -> str:
+        return (
+            f"products by differences, relative step {self.rel_step:.0e} against half of it: "
+            f"H v changes by {self.hvp_change:.1e}, J v by {self.mixed_hvp_change:.1e}"
+        )
+
+
+class Oracles(ABC):
+    """A problem as an algorithm sees it."""
+
+    @abstractmethod
+    def inner_at(self, at: Point, batch: Batch, *, update_buffers: bool = False) -> View:
+        """Return G at a point on a batch. With `update_buffers` the first pass of the view moves a module's buffers."""
+
+    @abstractmethod
+    def outer_at(self, at: Point, batch: Batch) -> View:
+        """Return F at a point on a batch."""
+
+    def check_step(self, at: Point, batch: Batch, v: Tree) -> FiniteDifferenceCheck | None:
+        """Return how much products by differences change with their step; None where products are exact."""
+        return None
+
+
+ViewAt = Callable[[Point, bool], View]
+"""The view of a loss on one batch at any point; the flag is `update_buffers`."""
+
+
+def compare_steps(view_at: ViewAt, at: Point, v: Tree, rel_step: float | None) -> FiniteDifferenceCheck:
+    """Compare the products along v at r and at r/2."""
+    whole = DifferenceView(view_at, at, rel_step=rel_step)
+    half = DifferenceView(view_at, at, rel_step=whole.rel_step / 2)
+    pairs = zip(whole.products(v), half.products(v), strict=True)
+    hvp, mixed_hvp = (_relative_distance(x, y) for x, y in pairs)
+    return FiniteDifferenceCheck(whole.rel_step, hvp, mixed_hvp)
+
+
+def _relative_distance(x: Leaves, y: Leaves) -> float:
+    size = float(norm(y))
+    return float(norm(sub(x, y))) / size if size else float(norm(x))
+
+
+def default_step(eps: float) -> float:
+    """Return r by the rounding unit of the arithmetic."""
+    return 1e-5 if eps < 1e-12 else 1e-4 if eps < 1e-6 else 1e-3
+
+
+class DifferenceView(View):
+    """Products from first-order gradients at ω ± εv, for networks that have no second derivative.
+
+        ∂_ω ≈ (g₊ + g₋) / 2        H v ≈ (g₊ - g₋) / 2ε        J v ≈ (∂_λ(ω₊) - ∂_λ(ω₋)) / 2ε
+
+    ε = r max(‖ω‖, 1) / ‖v‖. The truncation error falls as r², rounding errors grow as 1/r: by default r is 1e-5 in
+    float64, 1e-4 in float32 and 1e-3 where TF32 or bfloat16 is computed in.
+    """
+
+    def __init__(
+        self, view_at: ViewAt, at: Point, *, rel_step: float | None = None, update_buffers: bool = False
+    ) -> None:
+        self._view_at = view_at
+        self._at = at
+        self._unmoved = Unmoved(at)
+        self._update_buffers = update_buffers
+        self._here = view_at(at, False)
+        self.rel_step = default_step(self.eps) if rel_step is None else rel_step
+        self._mean_value: Tensor | None = None
+        self._gradient: Tree | None = None
+        """∂_ω at ω where it was asked for first, else the mean of those at ω ± εv that a product has left."""
+
+    def through(self, watch: Callable[[View], View]) -> DifferenceView:
+        """Return the same view, with every view that it asks passed through `watch`."""
+
+        def view_at(at: Point, update_buffers: bool) -> View:
+            return watch(self._view_at(at, update_buffers))
+
+        return DifferenceView(view_at, self._at, rel_step=self.rel_step, update_buffers=self._update_buffers)
+
+    @property
+    def eps(self) -> float:
+        return self._here.eps
 
     @property
     def value(self) -> Tensor:
-        if self._value is None:
-            self._loss(self._lam, self._omega)
-        assert self._value is not None
-        return self._value
+        return self._here.value if self._mean_value is None else self._mean_value
 
     @property
-    def d_omega(self) -> Tree:
-        """∂_ω F; where F reads λ, ∂_λ F comes from the same pass."""
-        if self._d_omega is None:
-            omega = passes.leaves(self._omega)
-            if self._problem.direct:
-                lam = passes.leaves(self._lam)
-                self._d_omega, self._d_lam = passes.gradients(self._loss(lam, omega), omega, lam, OUTER)
-            else:
-                self._d_omega = passes.gradient(self._loss(self._lam, omega), omega, OUTER)
-        return self._d_omega
+    def known_value(self) -> Tensor | None:
+        return self._here.known_value if self._mean_value is None else self._mean_value
 
-    @property
-    def d_lam(self) -> Leaves:
-        if self._d_lam is None and self._problem.direct:
-            lam = passes.leaves(self._lam)
-            self._d_lam = passes.derivative_by_lam(self._loss(lam, self._omega), lam)
-        return self._problem.without_d_lam(self._lam) if self._d_lam is None else self._d_lam
+    def gradients(self, *, omega: bool = True, lam: bool = True) -> tuple[Tree, Leaves]:
+        if omega and not lam and self._gradient is not None:
+            return self._gradient, {}
+        if self._update_buffers:
+            self._unmoved.check()
+            self._here = self._view(self._at)
+        found = self._here.gradients(omega=omega, lam=lam)
+        if omega:
+            self._gradient = found[0]
+        return found
+
+    def products(self, v: Tree, *, omega: bool = True, lam: bool = True) -> tuple[Tree, Leaves]:
+        self._unmoved.check()
+        epsilon, half_inverse = self._step(v, self._at.omega)
+        ahead = self._moved(epsilon, v)
+        plus = ahead.gradients(omega=omega, lam=lam)
+        value = ahead.value if omega else None
+        del ahead  # and with it ω + εv
+        behind = self._moved(-epsilon, v)
+        minus = behind.gradients(omega=omega, lam=lam)
+        if omega and self._gradient is None:
+            assert value is not None
+            self._mean_value = (value + behind.value) / 2
+            self._gradient = scale(0.5, axpy(1.0, plus[0], minus[0]))
+        hv = scale(half_inverse, sub(plus[0], minus[0])) if omega else {}
+        return hv, scale(half_inverse, sub(plus[1], minus[1])) if lam else {}
+
+    def mixed_hvp_transpose(self, u: Tree) -> Tree:
+        """Jᵀ u, the derivative of ∂_ω G along u in λ."""
+        self._unmoved.check()
+        epsilon, half_inverse = self._step(u, self._at.lam)
+        ends = [self._view(Point(axpy(sign * epsilon, u, self._at.lam), self._at.omega)).grad_omega for sign in (1, -1)]
+        return scale(half_inverse, sub(*ends))
+
+    def _step(self, v: Tree, x: Tree) -> tuple[Tensor, Tensor]:
+        """(ε, 1/2ε), both 0 where v = 0, so that the host need not ask."""
+        length = norm(v)
+        moves = length > 0
+        epsilon = self.rel_step * norm(x).clamp(min=1.0) / torch.where(moves, length, 1)
+        return torch.where(moves, epsilon, 0), torch.where(moves, 0.5 / epsilon, 0)
+
+    def _moved(self, epsilon: Scalar, v: Tree) -> View:
+        return self._view(Point(self._at.lam, axpy(epsilon, v, self._at.omega)))
+
+    def _view(self, at: Point) -> View:
+        """The view at a point; the first one moves buffers where this view is to."""
+        update_buffers, self._update_buffers = self._update_buffers, False
+        return self._view_at(at, update_buffers)
+
+
+def validate_start(problem: Oracles, at: Point, inner_batch: Batch, outer_batch: Batch | None) -> Point:
+    """Return the point, cut off from any graph. Done once, before a run.
+
+    Raises unless it is of the right form, and both losses and their gradients in ω are finite there.
+    """
+    if not isinstance(at, Point):
+        raise TypeError(f"The point must be a fsla.Point(lam, omega). Got {type(at).__name__} instead.")
+    tree.check(at.lam, "lam")
+    tree.check(at.omega, "omega")
+    at = Point(tree.detach(at.lam), tree.detach(at.omega))
+    _check_finite("inner loss G", problem.inner_at(at, inner_batch))
+    if outer_batch is not None:
+        _check_finite("outer loss F", problem.outer_at(at, outer_batch))
+    return at
+
+
+def _check_finite(name: str, view: View) -> None:
+    gradient = view.grad_omega
+    value: Tensor = view.value
+    if not bool(value.isfinite()):
+        raise ValueError(
+            f"The {name} must be finite at the starting point. Got {float(value)} instead. "
+            "Check the data for NaN and infinity, and the scale of lam and omega."
+        )
+    bad = [key for key, t in gradient.items() if not bool(t.isfinite().all())]
+    if bad:
+        raise ValueError(
+            f"The gradient of the {name} in omega must be finite at the starting point, and is not in {bad}. "
+            "Check for norms, roots and logarithms at 0."
+        )

@@ -1,203 +1,307 @@
-"""Problems around problems.
+"""Problems around problems. Wrappers nest.
 
-    Shared        one view for each point and batch, so that what one oracle computed serves the next
-    Seeded        hands each batch its seed, which fixes what random layers draw
-    GaussNewton   the Gauss-Newton product for H v: positive semi-definite, for networks
-    Damped        H v + damping · v for H v
-
-`fsla.Differences` (products from first-order gradients) and `fsla.Counted` have files of their own. Wrappers nest.
+FiniteDifferenceProblem   products by differences of the problem's gradients
+GaussNewtonProblem        the Gauss-Newton product for H v: positive semi-definite, for networks
+DampedProblem             H v + damping · v for H v
+RidgeProblem              G + ½ Σ ridge ‖ω‖² for G
+CountedProblem            counts what is asked of the problem
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Generic, Self, TypeVar
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from typing import Self, TypeVar
 
 from torch import Tensor
 
-from fsla._tree import Leaves, Tree, axpy
-from fsla.problems._batches import Batch, Sample
-from fsla.problems._problem import Composed, Inner, Oracles, Outer, Point, outer_products_at
+from fsla._checks import positive
+from fsla._tree import Leaves, Scalar, Tree, axpy
+from fsla.problems._batches import Batch
+from fsla.problems._views import DifferenceView, FiniteDifferenceCheck, Oracles, Point, View, compare_steps
 
-V = TypeVar("V", Inner, Outer)
-
-
-def gauss_newton_product(view: Inner, v: Tree) -> Tree:
-    """The Gauss-Newton product of a view that has one."""
-    if not isinstance(view, Composed):
-        raise TypeError(
-            "Gauss-Newton products need a problem that knows its network's outputs. "
-            "Use fsla.WeightedProblem(..., outputs=...), or the problem without fsla.GaussNewton."
-        )
-    return view.gnvp(v)
+T = TypeVar("T")
 
 
-class Forwarded:
-    """A view of G that hands every oracle on to another view."""
+class ForwardingView(View):
+    """A view that asks another one. All wrappers of views derive from it."""
 
-    def __init__(self, view: Inner) -> None:
+    def __init__(self, view: View) -> None:
         self._view = view
-
-    @property
-    def unit(self) -> float:
-        return self._view.unit
 
     @property
     def value(self) -> Tensor:
         return self._view.value
 
     @property
-    def grad(self) -> Tree:
-        return self._view.grad
+    def known_value(self) -> Tensor | None:
+        return self._view.known_value
 
     @property
-    def d_lam(self) -> Leaves:
-        return self._view.d_lam
+    def eps(self) -> float:
+        return self._view.eps
 
-    def gradients(self) -> tuple[Tree, Leaves]:
-        return self._view.gradients()
+    def gradients(self, *, omega: bool = True, lam: bool = True) -> tuple[Tree, Leaves]:
+        return self._view.gradients(omega=omega, lam=lam)
 
-    def hvp(self, v: Tree) -> Tree:
-        return self._view.hvp(v)
+    def products(self, v: Tree, *, omega: bool = True, lam: bool = True) -> tuple[Tree, Leaves]:
+        return self._view.products(v, omega=omega, lam=lam)
 
-    def cross(self, v: Tree) -> Leaves:
-        return self._view.cross(v)
+    def mixed_hvp_transpose(self, u: Tree) -> Tree:
+        return self._view.mixed_hvp_transpose(u)
 
-    def hvp_cross(self, v: Tree) -> tuple[Tree, Leaves]:
-        return self._view.hvp_cross(v)
+    def gauss_newton(self, v: Tree) -> Tree:
+        return self._view.gauss_newton(v)
 
-    def cross_t(self, u: Tree) -> Tree:
-        return self._view.cross_t(u)
-
-    def gnvp(self, v: Tree) -> Tree:
-        return gauss_newton_product(self._view, v)
-
-    def linearised(self) -> Self:
-        self._view.linearised()
+    def linearized(self) -> Self:
+        self._view.linearized()
         return self
 
 
-class _Kept(Generic[V]):
-    """The last views of one level, by the identity of point and batch."""
+class ForwardingProblem(Oracles):
+    """A problem that asks another one, and may wrap the views of its losses."""
 
-    def __init__(self, keep: int | None) -> None:
-        self._keep = keep
-        self._views: dict[tuple[int, int, int], tuple[V, Point, Batch]] = {}
+    def __init__(self, problem: Oracles) -> None:
+        self.problem = problem
 
-    def once(self, at: Point, batch: Batch, make: Callable[[], V]) -> V:
-        key = (id(at.lam), id(at.omega), id(batch))
-        if key not in self._views:  # the point and the batch are kept, so that their ids stay theirs
-            if self._keep is not None and len(self._views) >= self._keep:
-                del self._views[next(iter(self._views))]
-            self._views[key] = make(), at, batch
-        return self._views[key][0]
+    def inner_at(self, at: Point, batch: Batch, *, update_buffers: bool = False) -> View:
+        return self._wrap_inner(self.problem.inner_at(at, batch, update_buffers=update_buffers), batch)
+
+    def outer_at(self, at: Point, batch: Batch) -> View:
+        return self._wrap_outer(self.problem.outer_at(at, batch), batch)
+
+    def check_step(self, at: Point, batch: Batch, v: Tree) -> FiniteDifferenceCheck | None:
+        return self.problem.check_step(at, batch, v)
+
+    def _wrap_inner(self, view: View, batch: Batch) -> View:
+        return view
+
+    def _wrap_outer(self, view: View, batch: Batch) -> View:
+        return view
 
 
-class Shared:
-    """A problem that makes one view for each point and batch. Trees never change in place, so identity is the key.
+class FiniteDifferenceProblem(ForwardingProblem):
+    """A problem whose products are differences of another one's gradients, at both levels.
 
     Args:
-        problem: the problem.
-        keep: how many views of each level are held, the oldest given up first; None holds all.
-        linearised: whether several products may be asked of a view.
+        problem: any problem; its gradients are all that is asked of it.
+        rel_step: r; by default chosen by the precision that the problem computes in.
     """
 
-    def __init__(self, problem: Oracles, keep: int | None = None, *, linearised: bool = False) -> None:
-        self._problem = problem
-        self._linearised = linearised
-        self._inner = _Kept[Inner](keep)
-        self._outer = _Kept[Outer](keep)
+    def __init__(self, problem: Oracles, rel_step: float | None = None) -> None:
+        positive(rel_step, "rel_step", "FiniteDifferenceProblem", optional=True)
+        super().__init__(problem)
+        self.rel_step = rel_step
 
-    def inner_at(self, at: Point, batch: Batch, seed: int | None = None) -> Inner:
-        def make() -> Inner:
-            view = self._problem.inner_at(at, batch, seed)
-            return view.linearised() if self._linearised else view
+    def inner_at(self, at: Point, batch: Batch, *, update_buffers: bool = False) -> View:
+        def view_at(at: Point, update_buffers: bool) -> View:
+            return self.problem.inner_at(at, batch, update_buffers=update_buffers)
 
-        return self._inner.once(at, batch, make)
+        return DifferenceView(view_at, at, rel_step=self.rel_step, update_buffers=update_buffers)
 
-    def outer_at(self, at: Point, batch: Batch, seed: int | None = None) -> Outer:
-        return self._outer.once(at, batch, lambda: self._problem.outer_at(at, batch, seed))
+    def outer_at(self, at: Point, batch: Batch) -> View:
+        def view_at(at: Point, update_buffers: bool) -> View:
+            return self.problem.outer_at(at, batch)
 
-    def outer_products_at(self, at: Point, batch: Batch, seed: int | None = None) -> Inner:
-        return outer_products_at(self._problem, at, batch, seed)
+        return DifferenceView(view_at, at, rel_step=self.rel_step)
 
+    def check_step(self, at: Point, batch: Batch, v: Tree) -> FiniteDifferenceCheck:
+        def view_at(at: Point, update_buffers: bool) -> View:
+            return self.problem.inner_at(at, batch)
 
-class Seeded:
-    """A problem whose views have the seeds of a sample: one for each batch, the same at all points."""
-
-    def __init__(self, problem: Oracles, xi: Sample) -> None:
-        self._problem = problem
-        self._seeds = xi.seeds()
-
-    def inner_at(self, at: Point, batch: Batch, seed: int | None = None) -> Inner:
-        return self._problem.inner_at(at, batch, self._seeds.get(id(batch), seed))
-
-    def outer_at(self, at: Point, batch: Batch, seed: int | None = None) -> Outer:
-        return self._problem.outer_at(at, batch, self._seeds.get(id(batch), seed))
-
-    def outer_products_at(self, at: Point, batch: Batch, seed: int | None = None) -> Inner:
-        return outer_products_at(self._problem, at, batch, self._seeds.get(id(batch), seed))
+        return compare_steps(view_at, at, v, self.rel_step)
 
 
-@dataclass(frozen=True)
-class GaussNewton:
-    """A problem with the Gauss-Newton product in the place of H v, along whose directions v cannot run away.
+class DampedProblem(ForwardingProblem):
+    """A problem with H v + damping · v in the place of H v: then ‖v‖ stays below ‖∂_ω F‖ / damping where H ⪰ 0.
 
-    It drops the curvature of the network itself. The problem must know its network's outputs, as
-    `fsla.WeightedProblem(..., outputs=...)` does.
+    Args:
+        problem: any problem.
+        damping: one number, or one for each tensor of ω that has any, as the weight decay of an optimiser is.
     """
 
-    problem: Oracles
+    def __init__(self, problem: Oracles, damping: Scalar | Mapping[str, Scalar]) -> None:
+        super().__init__(problem)
+        for value in damping.values() if isinstance(damping, Mapping) else (damping,):
+            if not isinstance(value, Tensor) and not (isinstance(value, int | float) and 0 <= value < math.inf):
+                raise ValueError(f"The damping must be a finite number, at least 0. Got {value!r} instead.")
+        self.damping = damping
 
-    def inner_at(self, at: Point, batch: Batch, seed: int | None = None) -> Inner:
-        return _GaussNewtonInner(self.problem.inner_at(at, batch, seed))
-
-    def outer_at(self, at: Point, batch: Batch, seed: int | None = None) -> Outer:
-        return self.problem.outer_at(at, batch, seed)
-
-    def outer_products_at(self, at: Point, batch: Batch, seed: int | None = None) -> Inner:
-        return outer_products_at(self.problem, at, batch, seed)
-
-
-class _GaussNewtonInner(Forwarded):
-    def hvp(self, v: Tree) -> Tree:
-        return self.gnvp(v)
-
-    def hvp_cross(self, v: Tree) -> tuple[Tree, Leaves]:
-        return self.gnvp(v), self._view.cross(v)
+    def _wrap_inner(self, view: View, batch: Batch) -> View:
+        return _DampedView(view, self.damping)
 
 
-@dataclass(frozen=True)
-class Damped:
-    """A problem with H v + damping · v in the place of H v: then ‖v‖ stays below ‖∂_ω F‖ / damping where H ⪰ 0."""
-
-    problem: Oracles
-    damping: float
-
-    def __post_init__(self) -> None:
-        if not (isinstance(self.damping, int | float) and 0 <= self.damping < math.inf):
-            raise ValueError(f"The damping must be a finite number, at least 0. Got {self.damping!r} instead.")
-
-    def inner_at(self, at: Point, batch: Batch, seed: int | None = None) -> Inner:
-        return _DampedInner(self.problem.inner_at(at, batch, seed), self.damping)
-
-    def outer_at(self, at: Point, batch: Batch, seed: int | None = None) -> Outer:
-        return self.problem.outer_at(at, batch, seed)
-
-    def outer_products_at(self, at: Point, batch: Batch, seed: int | None = None) -> Inner:
-        return outer_products_at(self.problem, at, batch, seed)
-
-
-class _DampedInner(Forwarded):
-    def __init__(self, view: Inner, damping: float) -> None:
+class _DampedView(ForwardingView):
+    def __init__(self, view: View, damping: Scalar | Mapping[str, Scalar]) -> None:
         super().__init__(view)
         self._damping = damping
 
-    def hvp(self, v: Tree) -> Tree:
-        return axpy(self._damping, v, self._view.hvp(v))
+    def products(self, v: Tree, *, omega: bool = True, lam: bool = True) -> tuple[Tree, Leaves]:
+        hv, jv = self._view.products(v, omega=omega, lam=lam)
+        if isinstance(self._damping, Mapping):
+            return {name: h + self._damping.get(name, 0.0) * v[name] for name, h in hv.items()}, jv
+        return axpy(self._damping, v, hv) if omega else hv, jv
 
-    def hvp_cross(self, v: Tree) -> tuple[Tree, Leaves]:
-        product, cross = self._view.hvp_cross(v)
-        return axpy(self._damping, v, product), cross
+
+class RidgeProblem(ForwardingProblem):
+    """A problem with a ridge more in its inner loss, which is what the weight decay of an optimiser makes of it.
+
+    Args:
+        problem: any problem.
+        ridge: a number for each tensor of ω that has any.
+    """
+
+    def __init__(self, problem: Oracles, ridge: Mapping[str, float]) -> None:
+        super().__init__(problem)
+        self.ridge = ridge
+
+    def inner_at(self, at: Point, batch: Batch, *, update_buffers: bool = False) -> View:
+        return _RidgeView(self.problem.inner_at(at, batch, update_buffers=update_buffers), at.omega, self.ridge)
+
+
+class _RidgeView(_DampedView):
+    def __init__(self, view: View, omega: Tree, ridge: Mapping[str, float]) -> None:
+        super().__init__(view, ridge)
+        self._omega = omega
+        self._ridge = ridge
+
+    @property
+    def value(self) -> Tensor:
+        return self._view.value + sum(r / 2 * self._omega[name].square().sum() for name, r in self._ridge.items())
+
+    @property
+    def known_value(self) -> Tensor | None:
+        return None if self._view.known_value is None else self.value
+
+    def gradients(self, *, omega: bool = True, lam: bool = True) -> tuple[Tree, Leaves]:
+        by_omega, by_lam = self._view.gradients(omega=omega, lam=lam)
+        return {name: g + self._ridge.get(name, 0.0) * self._omega[name] for name, g in by_omega.items()}, by_lam
+
+
+class GaussNewtonProblem(ForwardingProblem):
+    """A problem with the Gauss-Newton product in the place of H v, along whose directions v cannot run away.
+
+    It drops the curvature of the network itself. The problem must know its network's outputs, as
+    `fsla.WeightedLossProblem(..., model_outputs=...)` does.
+    """
+
+    def _wrap_inner(self, view: View, batch: Batch) -> View:
+        return _GaussNewtonView(view)
+
+
+class _GaussNewtonView(ForwardingView):
+    def products(self, v: Tree, *, omega: bool = True, lam: bool = True) -> tuple[Tree, Leaves]:
+        hv = self._view.gauss_newton(v) if omega else {}
+        return hv, self._view.mixed_hvp(v) if lam else {}
+
+
+@dataclass
+class OracleCounts:
+    """Oracle calls. `joint` tells how many times one pass gave both an HVP and a mixed product.
+
+    `forward` counts passes for ∂_λ G alone, in which nothing but λ requires a gradient. Products by differences count
+    as the gradients and forward passes that they are made of.
+    """
+
+    grad: int = 0
+    hvp: int = 0
+    mixed_hvp: int = 0
+    joint: int = 0
+    mixed_hvp_transpose: int = 0
+    forward: int = 0
+    outer_grad_lam: int = 0
+    outer_grad_omega: int = 0
+    inner_views: int = 0
+    outer_views: int = 0
+
+    def plus(self, n: int, other: OracleCounts) -> OracleCounts:
+        """Return self + n other."""
+        return OracleCounts(*(getattr(self, f.name) + n * getattr(other, f.name) for f in fields(self)))
+
+
+class CountedProblem(ForwardingProblem):
+    """A problem that counts what is asked of it: calls in `calls`, calls times batch size in `samples`.
+
+    A view's gradients count once however often they are read, since they are computed once.
+    """
+
+    def __init__(self, problem: Oracles, size: Callable[[object], int] = lambda data: 1) -> None:
+        super().__init__(problem)
+        self._size = size
+        self.calls = OracleCounts()
+        self.samples = OracleCounts()
+
+    def inner_at(self, at: Point, batch: Batch, *, update_buffers: bool = False) -> View:
+        view = self.problem.inner_at(at, batch, update_buffers=update_buffers)
+        self.count(batch, "inner_views")
+        if isinstance(view, DifferenceView):  # counts the gradients that its products are made of
+            return view.through(lambda one: _CountedView(one, batch, self, _INNER))
+        return _CountedView(view, batch, self, _INNER)
+
+    def outer_at(self, at: Point, batch: Batch) -> View:
+        view = self.problem.outer_at(at, batch)
+        self.count(batch, "outer_views")
+        if isinstance(view, DifferenceView):
+            return view.through(lambda one: _CountedView(one, batch, self, _OUTER))
+        return _CountedView(view, batch, self, _OUTER)
+
+    def count(self, batch: Batch, *names: str) -> None:
+        """Count a call of each of these oracles on the batch."""
+        size = self._size(batch.data)
+        for name in names:
+            setattr(self.calls, name, getattr(self.calls, name) + 1)
+            setattr(self.samples, name, getattr(self.samples, name) + size)
+
+    def counting(self, f: Callable[[], T]) -> tuple[T, OracleCounts, OracleCounts]:
+        """Call f; return its result and what it asked for, and leave the counts as they were."""
+        calls, samples = self.calls, self.samples
+        self.calls, self.samples = OracleCounts(), OracleCounts()
+        try:
+            return f(), self.calls, self.samples
+        finally:
+            self.calls, self.samples = calls, samples
+
+    def add(self, n: int, calls: OracleCounts, samples: OracleCounts) -> None:
+        """Count what was asked for n times."""
+        self.calls = self.calls.plus(n, calls)
+        self.samples = self.samples.plus(n, samples)
+
+
+_INNER = ("grad", "forward")
+_OUTER = ("outer_grad_omega", "outer_grad_lam")
+"""What the gradients of the two losses by ω and by λ count as."""
+
+
+class _CountedView(ForwardingView):
+    def __init__(self, view: View, batch: Batch, counter: CountedProblem, names: tuple[str, str]) -> None:
+        super().__init__(view)
+        self._batch = batch
+        self._counter = counter
+        self._by_omega, self._by_lam = names
+        self._read: set[str] = set()
+
+    def gradients(self, *, omega: bool = True, lam: bool = True) -> tuple[Tree, Leaves]:
+        if omega:
+            self._count_once(self._by_omega)
+        if lam and not (omega and self._by_lam == "forward"):  # ∂_λ G comes with ∂_ω G
+            self._count_once(self._by_lam)
+        return self._view.gradients(omega=omega, lam=lam)
+
+    def products(self, v: Tree, *, omega: bool = True, lam: bool = True) -> tuple[Tree, Leaves]:
+        names = [name for name, wanted in (("hvp", omega), ("mixed_hvp", lam), ("joint", omega and lam)) if wanted]
+        self._counter.count(self._batch, *names)
+        return self._view.products(v, omega=omega, lam=lam)
+
+    def mixed_hvp_transpose(self, u: Tree) -> Tree:
+        self._counter.count(self._batch, "mixed_hvp_transpose")
+        return self._view.mixed_hvp_transpose(u)
+
+    def gauss_newton(self, v: Tree) -> Tree:
+        self._counter.count(self._batch, "hvp")
+        return self._view.gauss_newton(v)
+
+    def _count_once(self, name: str) -> None:
+        if name not in self._read:
+            self._counter.count(self._batch, name)
+        self._read.add(name)

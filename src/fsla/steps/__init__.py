@@ -1,20 +1,35 @@
 """How a variable moves: updates, momentum, step sizes and their schedules, projections."""
 
-from fsla.steps._automatic import Curvature, Damping, Gate, ScaleFree
-from fsla.steps._momentum import EMA, SPIDER, STORM, Direction, NoMomentum
+from fsla.steps._automatic import Automatic
+from fsla.steps._context import StepContext, descend
+from fsla.steps._momentum import EMA, SPIDER, STORM, Direction, NoMomentum, Position
 from fsla.steps._projections import Ball, Box
-from fsla.steps._schedules import Periodic, Rates, Schedule, constant, horizon, paper
+from fsla.steps._schedules import (
+    PeriodicRefresh,
+    Rates,
+    Schedule,
+    Scheduled,
+    StepSizes,
+    constant,
+    constant_over_horizon,
+    inverse_sqrt,
+)
 from fsla.steps._updates import (
     Adam,
     Adaptive,
+    Clipped,
+    ExponentiatedGradient,
     GradientDescent,
-    Mirror,
     Momentum,
-    Normalised,
+    Normalized,
     Projected,
     Proximal,
+    ScaleFree,
     SoftThreshold,
+    TorchUpdate,
     Update,
+    Variable,
+    WrappedUpdate,
 )
 
 __all__ = [
@@ -23,26 +38,33 @@ __all__ = [
     "STORM",
     "Adam",
     "Adaptive",
+    "Automatic",
     "Ball",
     "Box",
-    "Curvature",
-    "Damping",
+    "Clipped",
     "Direction",
-    "Gate",
+    "ExponentiatedGradient",
     "GradientDescent",
-    "Mirror",
     "Momentum",
     "NoMomentum",
-    "Normalised",
-    "Periodic",
+    "Normalized",
+    "PeriodicRefresh",
+    "Position",
     "Projected",
     "Proximal",
     "Rates",
     "ScaleFree",
     "Schedule",
+    "Scheduled",
     "SoftThreshold",
+    "StepContext",
+    "StepSizes",
+    "TorchUpdate",
     "Update",
+    "Variable",
+    "WrappedUpdate",
     "constant",
-    "horizon",
-    "paper",
+    "constant_over_horizon",
+    "descend",
+    "inverse_sqrt",
 ]

@@ -1,36 +1,64 @@
-"""Step sizes (Algorithm 1, lines 3-4): α for λ, τ for ω, β for v, η for the momentum of d.
+"""Step sizes (Algorithm 1, lines 3-4): where the sizes of a step come from.
 
-At step k = 0, 1, … each is its first value divided by (k+1)^power; η is never more than 1. The paper prints δ/√k, which
-is infinite at k = 0; its appendix has δ/√(k+1). Methods of two time scales have a power for each of the four.
+    Schedule     first values, each divided by (k+1)^power; no state
+    Automatic    measured during the run (`_automatic`), with a state that is part of the algorithm's
+
+α moves λ, τ moves ω, β moves v, and η weighs the new gradient in d; it is never more than 1. The paper prints δ/√k,
+which is infinite at k = 0; its appendix has δ/√(k+1). Methods of two time scales have a power for each of the four.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Generic, NamedTuple, TypeVar
 
 from fsla._checks import whole_number
-from fsla._tree import Scalar
+from fsla._tree import Scalar, Tree, sub
+from fsla.problems._views import View
+from fsla.steps._updates import GradientDescent, Update
 
 STEEPEST = 100.0
-"""The largest power of k+1 by which rates may fall."""
+"""The largest power of k+1 by which step sizes may fall."""
+P = TypeVar("P")
 
 
 class Rates(NamedTuple):
-    alpha: Scalar
-    tau: Scalar
-    beta: Scalar
-    eta: Scalar
+    """The sizes of one step: α, τ and β of λ, ω and v, and η, the weight of the new gradient in d."""
+
+    outer_lr: Scalar
+    inner_lr: Scalar
+    adjoint_lr: Scalar
+    new_grad_weight: Scalar
 
 
-def callable_rates(rates: object) -> None:
-    if not callable(rates):
-        raise TypeError(
-            "rates must be a function of k, such as fsla.steps.constant(alpha, tau, beta). "
-            f"Got {type(rates).__name__} instead."
-        )
+class StepSizes(ABC, Generic[P]):
+    """Where the sizes of a step come from: from k alone, or from a state of type P that the run has measured."""
+
+    @abstractmethod
+    def init(self, omega: Tree) -> P:
+        """Return the state at the start of a run."""
+
+    @abstractmethod
+    def rates(self, k: int, state: P) -> Rates:
+        """Return the sizes of step k = 0, 1, …"""
+
+    def outer_update(self) -> Update:
+        """Return the update of λ whose size `rates` speaks of."""
+        return GradientDescent()
+
+    def residual(self, v: Tree, hv: Tree, b: Tree, state: P) -> tuple[Tree, P]:
+        """Return the direction of v, H v - ∂_ω F, as the policy wants it, and what was learnt from it."""
+        return sub(hv, b), state
+
+    def products_due(self, k: int) -> int:
+        """Return how many products the policy measures before step k: of k alone, so that a step can be captured."""
+        return 0
+
+    def measure(self, view: View, products: int, state: P) -> P:
+        """Return the state after so many products of H at the point where the step begins."""
+        return state
 
 
 def _rate(value: object, name: str) -> float:
@@ -47,23 +75,34 @@ def _rate(value: object, name: str) -> float:
     return number
 
 
-@dataclass(frozen=True)
-class Schedule:
-    """Rates as a function of k: first values, and the power of k+1 by which they fall, or one for each (α, τ, β, η)."""
+class Scheduled(StepSizes[None]):
+    """Step sizes that are a function of k."""
 
-    alpha: float
-    tau: float
-    beta: float
-    eta: float = 1.0
+    def init(self, omega: Tree) -> None:
+        return None
+
+    @abstractmethod
+    def rates(self, k: int, state: None = None) -> Rates: ...
+
+
+@dataclass(frozen=True)
+class Schedule(Scheduled):
+    """First values, and the power of k+1 by which they fall, or one for each of the four."""
+
+    outer_lr: float
+    inner_lr: float
+    adjoint_lr: float
+    new_grad_weight: float = 1.0
     power: float | tuple[float, float, float, float] = 0.0
-    clip_eta: bool = True
+    clip_weight: bool = True
 
     def __post_init__(self) -> None:
-        for name in ("alpha", "tau", "beta", "eta"):
+        for name in Rates._fields:
             object.__setattr__(self, name, _rate(getattr(self, name), name))
         if isinstance(self.power, tuple):
-            powers = Rates(*(_rate(power, "power") for power in self.power))
-            object.__setattr__(self, "power", tuple(powers))
+            if len(self.power) != len(Rates._fields):
+                raise ValueError(f"The 'power' of Schedule must be one number or four. Got {len(self.power)}.")
+            object.__setattr__(self, "power", tuple(_rate(power, "power") for power in self.power))
         else:
             object.__setattr__(self, "power", _rate(self.power, "power"))
         if max(self._powers) > STEEPEST:
@@ -76,13 +115,11 @@ class Schedule:
     def _powers(self) -> tuple[float, float, float, float]:
         return self.power if isinstance(self.power, tuple) else (self.power, self.power, self.power, self.power)
 
-    def __call__(self, k: int) -> Rates:
-        """The rates of step k."""
-        alpha, tau, beta, eta = (
-            first / _fall(k, power)
-            for first, power in zip((self.alpha, self.tau, self.beta, self.eta), self._powers, strict=True)
-        )
-        return Rates(alpha, tau, beta, min(1.0, eta) if self.clip_eta else eta)
+    def rates(self, k: int, state: None = None) -> Rates:
+        firsts = (self.outer_lr, self.inner_lr, self.adjoint_lr, self.new_grad_weight)
+        sizes = (first / _fall(k, power) for first, power in zip(firsts, self._powers, strict=True))
+        outer_lr, inner_lr, adjoint_lr, weight = sizes
+        return Rates(outer_lr, inner_lr, adjoint_lr, min(1.0, weight) if self.clip_weight else weight)
 
 
 def _fall(k: int, power: float) -> float:
@@ -92,36 +129,71 @@ def _fall(k: int, power: float) -> float:
         return math.inf
 
 
-def paper(delta: float = 1000.0, c_tau: float = 1e-3, c_beta: float = 1e-4, c_eta: float = 9e-4) -> Schedule:
-    """α_k = δ/√(k+1), τ = c_τ α, β = c_β α, η = min(1, c_η α); the defaults are Appendix E's, for data cleaning."""
+def inverse_sqrt(delta: float = 1000.0, c_tau: float = 1e-3, c_beta: float = 1e-4, c_eta: float = 9e-4) -> Schedule:
+    """Return α_k = δ/√(k+1), τ = c_τ α, β = c_β α, η = min(1, c_η α); the defaults are Appendix E's."""
     return Schedule(delta, c_tau * delta, c_beta * delta, c_eta * delta, power=0.5)
 
 
-def horizon(steps: int, delta: float, c_tau: float, c_beta: float, c_eta: float) -> Schedule:
-    """The same, constant at α = δ/√K for a run of K steps: the bound of Theorem 5 then has no logarithm."""
-    whole_number(steps, "steps", "horizon")
+def constant_over_horizon(steps: int, delta: float, c_tau: float, c_beta: float, c_eta: float) -> Schedule:
+    """Return the same, constant at α = δ/√K for a run of K steps: the bound of Theorem 5 then has no logarithm."""
+    whole_number(steps, "steps", "constant_over_horizon")
     alpha = delta / math.sqrt(steps)
     return Schedule(alpha, c_tau * alpha, c_beta * alpha, c_eta * alpha)
 
 
 @dataclass(frozen=True)
-class Periodic:
-    """Other rates, but η = 1 at every `period`-th step and 0 between: what makes STORM SPIDER.
+class PeriodicRefresh(Scheduled):
+    """Other step sizes, but η = 1 at every `period`-th step and 0 between: what makes STORM SPIDER.
 
     Give the steps with η = 1 a large batch.
     """
 
-    rates: Callable[[int], Rates]
+    of: Scheduled
     period: int
 
     def __post_init__(self) -> None:
-        callable_rates(self.rates)
-        whole_number(self.period, "period", "Periodic")
+        check_scheduled(self.of)
+        whole_number(self.period, "period", "PeriodicRefresh")
 
-    def __call__(self, k: int) -> Rates:
-        return self.rates(k)._replace(eta=1.0 if k % self.period == 0 else 0.0)
+    def rates(self, k: int, state: None = None) -> Rates:
+        return self.of.rates(k)._replace(new_grad_weight=1.0 if k % self.period == 0 else 0.0)
 
 
-def constant(alpha: float, tau: float, beta: float, eta: float = 1.0) -> Schedule:
-    """The same rates at every step."""
-    return Schedule(alpha, tau, beta, eta)
+@dataclass(frozen=True)
+class Scaled(Scheduled):
+    """Other step sizes, with α, τ and β times a factor."""
+
+    of: Scheduled
+    factor: float
+
+    def rates(self, k: int, state: None = None) -> Rates:
+        outer_lr, inner_lr, adjoint_lr, weight = self.of.rates(k)
+        return Rates(self.factor * outer_lr, self.factor * inner_lr, self.factor * adjoint_lr, weight)
+
+
+@dataclass(frozen=True)
+class InnerStep(Scheduled):
+    """Other step sizes, with β = τ: the derivative of the inner step itself (RTHO)."""
+
+    of: Scheduled
+
+    def __post_init__(self) -> None:
+        check_scheduled(self.of)
+
+    def rates(self, k: int, state: None = None) -> Rates:
+        rates = self.of.rates(k)
+        return rates._replace(adjoint_lr=rates.inner_lr)
+
+
+def constant(outer_lr: float, inner_lr: float, adjoint_lr: float, new_grad_weight: float = 1.0) -> Schedule:
+    """Return the same sizes at every step."""
+    return Schedule(outer_lr, inner_lr, adjoint_lr, new_grad_weight)
+
+
+def check_scheduled(of: object) -> None:
+    """Raise unless step sizes are a function of k."""
+    if not isinstance(of, Scheduled):
+        raise TypeError(
+            "The step sizes must be a function of k, such as fsla.steps.constant(outer_lr, inner_lr, adjoint_lr). "
+            f"Got {type(of).__name__} instead."
+        )

@@ -1,142 +1,239 @@
-"""How a variable moves along a direction: one contract for ω, v and λ, as in optax.
+"""How a variable moves along a direction: one contract for ω, v and λ.
 
-    GradientDescent        x ← x - rate g
-    Momentum     m ← decay m + g,  x ← x - rate m
-    Adam         moments of g and g², corrected for their start;  x ← x - rate m / (√s + floor)
-    Adaptive     s ← decay s + (1 - decay) g²,  x ← x - rate g / (√s + floor); or one s for all of x, from ‖g‖
-    Normalised   x ← x - rate g / ‖g‖
-    Mirror       x ← x exp(-rate g), which is the step of the entropy's Bregman distance: x stays positive
-    Proximal     another update, then the proximal step of a penalty h: argmin_y rate h(y) + ½ ‖y - x‖²
-    Projected    another update, then Π(x)
+    GradientDescent      x ← x - lr g
+    Momentum             m ← decay m + g,  x ← x - lr m
+    Adam                 moments of g and g², corrected for their start;  x ← x - lr m / (√s + eps)
+    Adaptive             s ← decay s + (1 - decay) g²,  x ← x - lr g / (√s + eps); or one s for all of x, from ‖g‖
+    Normalized           x ← x - lr g / ‖g‖
+    ExponentiatedGradient  x ← x exp(-lr g), the step of the entropy's Bregman distance: x stays positive
+    ScaleFree            a moving average of g over its root mean square, in units of x
+    Proximal, Projected, Clipped    around another update
+    InPlace              another update, written into the variable's own tensors
+    TorchUpdate          a torch optimiser, which moves its parameters in place
 
-`init` gives the start (brought into the set where there is one) and the memory; a call gives the next of both. Updates
-are functions of tensors: nothing is written in place, and the host is never asked.
+An update is a frozen dataclass; what it remembers is part of the variable. The first ones are functions of tensors:
+the old value stays valid, and the host is never asked.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+from typing import NamedTuple
 
 import torch
+from torch import nn
 
 from fsla._checks import positive
-from fsla._tree import Leaves, Scalar, Tree, axpy, dense, norm, scale, zeros_like
+from fsla._state_tree import saved
+from fsla._tree import Leaves, Scalar, Tree, axpy, copy_, dense, each, norm, scalar, scale, zeros_like
 
 Projection = Callable[[Tree], Tree]
+Memory = Mapping[str, Tree]
+"""What an update remembers, as named trees."""
 
 
-class Update(Protocol):
-    def init(self, x: Tree) -> tuple[Tree, Any]: ...
-    def __call__(self, x: Tree, g: Leaves, rate: Scalar, memory: Any) -> tuple[Tree, Any]: ...
+@saved
+class Variable(NamedTuple):
+    """A variable and what its update remembers of it."""
+
+    value: Tree
+    memory: Memory = MappingProxyType({})
+
+
+class Update(ABC):
+    """A rule that moves a variable along a direction."""
+
+    @property
+    def in_place(self) -> bool:
+        """Whether it writes into the variable's tensors, so that who looks back must keep a copy."""
+        return False
+
+    def init(self, x: Tree) -> Variable:
+        """Return the variable at its start, brought into its set where there is one."""
+        return Variable(x)
+
+    @abstractmethod
+    def __call__(self, x: Variable, g: Leaves, lr: Scalar) -> Variable: ...
+
+    def set(self, x: Variable, value: Tree) -> Variable:
+        """Return the variable at another value, as at a restart; its memory begins anew."""
+        return self.init(value)
+
+    def step_size(self, lr: Scalar) -> Scalar:
+        """Return s where a step is x - s g: for methods that use the step itself (unrolling, F2SA, BOME)."""
+        raise TypeError(
+            f"This algorithm needs plain gradient steps of the variable. Got {type(self).__name__}; use SGD without "
+            "momentum."
+        )
+
+    def moments(self, x: Variable) -> Memory:
+        """Return what it remembers now, safe from later moves."""
+        return x.memory
+
+    def derivative(self, before: Memory, after: Memory, g: Tree, lr: Scalar) -> Tree:
+        """Return the diagonal of the derivative of (x_before - x_after) by g, which SAMA reads."""
+        return each(lambda t: torch.ones_like(t) * self.step_size(lr), g)
+
+    @property
+    def weight_decay(self) -> Mapping[str, float]:
+        """The ridge that the update adds to the loss, by tensor: v must know its curvature."""
+        return {}
 
 
 @dataclass(frozen=True)
-class GradientDescent:
-    def init(self, x: Tree) -> tuple[Tree, None]:
-        return x, None
+class GradientDescent(Update):
+    """x ← x - lr g."""
 
-    def __call__(self, x: Tree, g: Leaves, rate: Scalar, memory: None) -> tuple[Tree, None]:
-        return axpy(-rate, g, x), None
+    def __call__(self, x: Variable, g: Leaves, lr: Scalar) -> Variable:
+        return Variable(axpy(-lr, g, x.value))
+
+    def step_size(self, lr: Scalar) -> Scalar:
+        return lr
 
 
 @dataclass(frozen=True)
-class Momentum:
+class Momentum(Update):
+    """m ← decay m + g,  x ← x - lr m."""
+
     decay: float = 0.9
 
     def __post_init__(self) -> None:
         _share(self.decay, "decay", "Momentum")
 
-    def init(self, x: Tree) -> tuple[Tree, Tree]:
-        return x, zeros_like(x)
+    def init(self, x: Tree) -> Variable:
+        return Variable(x, {"mean": zeros_like(x)})
 
-    def __call__(self, x: Tree, g: Leaves, rate: Scalar, memory: Tree) -> tuple[Tree, Tree]:
-        m = axpy(1.0, g, scale(self.decay, memory))
-        return axpy(-rate, m, x), m
+    def __call__(self, x: Variable, g: Leaves, lr: Scalar) -> Variable:
+        mean = axpy(1.0, g, scale(self.decay, x.memory["mean"]))
+        return Variable(axpy(-lr, mean, x.value), {"mean": mean})
 
 
 @dataclass(frozen=True)
-class Adam:
-    first: float = 0.9
-    second: float = 0.999
-    floor: float = 1e-8
+class Adam(Update):
+    """Moments of g and g², corrected for their start; x ← x - lr m / (√s + eps)."""
+
+    b1: float = 0.9
+    b2: float = 0.999
+    eps: float = 1e-8
 
     def __post_init__(self) -> None:
-        _share(self.first, "first", "Adam")
-        _share(self.second, "second", "Adam")
-        positive(self.floor, "floor", "Adam")
+        _share(self.b1, "b1", "Adam")
+        _share(self.b2, "b2", "Adam")
+        positive(self.eps, "eps", "Adam")
 
-    def init(self, x: Tree) -> tuple[Tree, tuple[Tree, Tree, Tree]]:
+    def init(self, x: Tree) -> Variable:
         one = next(iter(x.values()))
         dtype = torch.promote_types(one.dtype, torch.float32)
-        left = {name: torch.ones((), dtype=dtype, device=one.device) for name in ("first", "second")}
-        return x, (zeros_like(x), zeros_like(x), left)
+        powers = {name: torch.ones((), dtype=dtype, device=one.device) for name in ("b1", "b2")}
+        return Variable(x, {"mean": zeros_like(x), "square": zeros_like(x), "powers": powers})
 
-    def __call__(
-        self, x: Tree, g: Leaves, rate: Scalar, memory: tuple[Tree, Tree, Tree]
-    ) -> tuple[Tree, tuple[Tree, Tree, Tree]]:
-        m, s, left = memory
+    def __call__(self, x: Variable, g: Leaves, lr: Scalar) -> Variable:
         whole = dense(g)
-        square = {name: t * t for name, t in whole.items()}
-        m = axpy(1 - self.first, whole, scale(self.first, m))
-        s = axpy(1 - self.second, square, scale(self.second, s))
-        left = {"first": self.first * left["first"], "second": self.second * left["second"]}
+        mean = axpy(1 - self.b1, whole, scale(self.b1, x.memory["mean"]))
+        square = axpy(1 - self.b2, each(lambda t: t * t, whole), scale(self.b2, x.memory["square"]))
+        powers = {"b1": self.b1 * x.memory["powers"]["b1"], "b2": self.b2 * x.memory["powers"]["b2"]}
         step = {
-            name: (t / (1 - left["first"])) / ((s[name] / (1 - left["second"])).sqrt() + self.floor)
-            for name, t in m.items()
+            name: (m / (1 - powers["b1"])) / ((square[name] / (1 - powers["b2"])).sqrt() + self.eps)
+            for name, m in mean.items()
         }
-        return axpy(-rate, step, x), (m, s, left)
+        return Variable(axpy(-lr, step, x.value), {"mean": mean, "square": square, "powers": powers})
+
+    def derivative(self, before: Memory, after: Memory, g: Tree, lr: Scalar) -> Tree:
+        return adam_derivative(before, after, g, lr, self.b1, self.b2, self.eps)
+
+
+def adam_derivative(before: Memory, after: Memory, g: Tree, lr: Scalar, b1: float, b2: float, eps: float) -> Tree:
+    """Return the derivative of Adam's step by its gradient, but for the correction of the moments' start."""
+    slopes = {}
+    for name, t in g.items():
+        slope = (1 - b1) * b2 * before["square"][name] - b1 * (1 - b2) * t * before["mean"][name]
+        slopes[name] = lr * slope / (after["square"][name].sqrt() + eps) ** 3
+    return slopes
 
 
 @dataclass(frozen=True)
-class Adaptive:
+class Adaptive(Update):
     """A scale for each coordinate; with `whole`, one for the whole tree, by a moving mean of ‖g‖."""
 
     decay: float = 0.9
-    floor: float = 1e-3
+    eps: float = 1e-3
     whole: bool = False
 
     def __post_init__(self) -> None:
         _share(self.decay, "decay", "Adaptive")
-        positive(self.floor, "floor", "Adaptive")
+        positive(self.eps, "eps", "Adaptive")
 
-    def init(self, x: Tree) -> tuple[Tree, Tree]:
-        one = next(iter(x.values()))
-        return x, {"norm": one.new_zeros(())} if self.whole else zeros_like(x)
+    def init(self, x: Tree) -> Variable:
+        return Variable(x, {"scale": {"norm": scalar(0.0, x)} if self.whole else zeros_like(x)})
 
-    def __call__(self, x: Tree, g: Leaves, rate: Scalar, memory: Tree) -> tuple[Tree, Tree]:
+    def __call__(self, x: Variable, g: Leaves, lr: Scalar) -> Variable:
         full = dense(g)
-        seen = {"norm": norm(full)} if self.whole else {name: t * t for name, t in full.items()}
-        s = axpy(1 - self.decay, seen, scale(self.decay, memory))
+        seen = {"norm": norm(full)} if self.whole else each(lambda t: t * t, full)
+        s = axpy(1 - self.decay, seen, scale(self.decay, x.memory["scale"]))
         if self.whole:
-            return axpy(-rate / (s["norm"] + self.floor), full, x), s
-        return axpy(-rate, {name: t / (s[name].sqrt() + self.floor) for name, t in full.items()}, x), s
+            return Variable(axpy(-lr / (s["norm"] + self.eps), full, x.value), {"scale": s})
+        step = {name: t / (s[name].sqrt() + self.eps) for name, t in full.items()}
+        return Variable(axpy(-lr, step, x.value), {"scale": s})
 
 
 @dataclass(frozen=True)
-class Normalised:
-    """A step of length `rate`; none where g = 0."""
+class Normalized(Update):
+    """A step of length `lr`; none where g = 0."""
 
-    def init(self, x: Tree) -> tuple[Tree, None]:
-        return x, None
-
-    def __call__(self, x: Tree, g: Leaves, rate: Scalar, memory: None) -> tuple[Tree, None]:
+    def __call__(self, x: Variable, g: Leaves, lr: Scalar) -> Variable:
         length = norm(g)
-        return axpy(-rate / torch.where(length > 0, length, 1), g, x), None
+        return Variable(axpy(-lr / torch.where(length > 0, length, 1), g, x.value))
 
 
 @dataclass(frozen=True)
-class Mirror:
-    """For a variable whose coordinates are positive."""
+class ExponentiatedGradient(Update):
+    """x ← x exp(-lr g), for a variable whose coordinates are positive."""
 
-    def init(self, x: Tree) -> tuple[Tree, None]:
+    def init(self, x: Tree) -> Variable:
         if not all(bool((t > 0).all()) for t in x.values()):
-            raise ValueError("The start of a variable that moves by Mirror() must be positive in every coordinate.")
-        return x, None
+            raise ValueError(
+                "The start of a variable that moves by ExponentiatedGradient() must be positive in every coordinate."
+            )
+        return Variable(x)
 
-    def __call__(self, x: Tree, g: Leaves, rate: Scalar, memory: None) -> tuple[Tree, None]:
-        return {name: x[name] * torch.exp(-rate * t) for name, t in dense(g).items()}, None
+    def __call__(self, x: Variable, g: Leaves, lr: Scalar) -> Variable:
+        return Variable({name: x.value[name] * torch.exp(-lr * t) for name, t in dense(g).items()})
+
+
+@dataclass(frozen=True)
+class ScaleFree(Update):
+    """x ← x - lr scale / √(1 + k / fall) m / (√s + floor), m and s moving averages of g and g².
+
+    The size of the gradient does not matter, only its direction: `scale` is in units of x.
+    """
+
+    scale: float = 0.05
+    fall: float = 300.0
+    average: float = 0.1
+    second: float = 0.01
+    floor: float = 1e-3
+
+    def init(self, x: Tree) -> Variable:
+        return Variable(x, {"mean": zeros_like(x), "square": zeros_like(x), "count": {"moves": scalar(0.0, x)}})
+
+    def __call__(self, x: Variable, g: Leaves, lr: Scalar) -> Variable:
+        full = dense(g)
+        k = x.memory["count"]["moves"]
+        weight = torch.where(k == 0, torch.ones_like(k), self.average)
+        mean = {name: m + weight * (full[name] - m) for name, m in x.memory["mean"].items()}
+        square = {name: s + self.second * (full[name].square() - s) for name, s in x.memory["square"].items()}
+        correction = 1 - (1 - self.second) ** (k + 1)
+        lr = self.scale / (1 + k / self.fall).sqrt() * lr
+        step = {}
+        for name, m in mean.items():
+            size = (square[name] / correction).sqrt()
+            floor = self.floor * size.square().mean().sqrt() + torch.finfo(m.dtype).tiny
+            step[name] = m / (size + floor)
+        return Variable(axpy(-lr, step, x.value), {"mean": mean, "square": square, "count": {"moves": k + 1}})
 
 
 @dataclass(frozen=True)
@@ -148,43 +245,232 @@ class SoftThreshold:
     def __post_init__(self) -> None:
         positive(self.weight, "weight", "SoftThreshold")
 
-    def __call__(self, x: Tree, rate: Scalar) -> Tree:
-        return {name: t.sign() * (t.abs() - rate * self.weight).clamp(min=0) for name, t in x.items()}
+    def __call__(self, x: Tree, lr: Scalar) -> Tree:
+        return {name: t.sign() * (t.abs() - lr * self.weight).clamp(min=0) for name, t in x.items()}
+
+
+class WrappedUpdate(Update):
+    """An update around another one, which is asked for all but the move."""
+
+    update: Update
+
+    @property
+    def in_place(self) -> bool:
+        return self.update.in_place
+
+    def init(self, x: Tree) -> Variable:
+        return self.update.init(x)
+
+    def set(self, x: Variable, value: Tree) -> Variable:
+        return self.update.set(x, value)
+
+    def step_size(self, lr: Scalar) -> Scalar:
+        return self.update.step_size(lr)
+
+    def moments(self, x: Variable) -> Memory:
+        return self.update.moments(x)
+
+    def derivative(self, before: Memory, after: Memory, g: Tree, lr: Scalar) -> Tree:
+        return self.update.derivative(before, after, g, lr)
+
+    @property
+    def weight_decay(self) -> Mapping[str, float]:
+        return self.update.weight_decay
+
+    def _at(self, x: Variable, value: Tree) -> Variable:
+        """The moved variable at another value, in its own tensors where it moves in place."""
+        if not self.in_place:
+            return Variable(value, x.memory)
+        copy_(list(x.value.values()), list(value.values()))
+        return x
 
 
 @dataclass(frozen=True)
-class Proximal:
+class Proximal(WrappedUpdate):
+    """Another update, then the proximal step of a penalty h: argmin_y lr h(y) + ½ ‖y - x‖²."""
+
     prox: Callable[[Tree, Scalar], Tree]
     update: Update = field(default_factory=GradientDescent)
 
-    def init(self, x: Tree) -> tuple[Tree, Any]:
-        return self.update.init(x)
-
-    def __call__(self, x: Tree, g: Leaves, rate: Scalar, memory: Any) -> tuple[Tree, Any]:
-        x, memory = self.update(x, g, rate, memory)
-        return self.prox(x, rate), memory
+    def __call__(self, x: Variable, g: Leaves, lr: Scalar) -> Variable:
+        x = self.update(x, g, lr)
+        return self._at(x, self.prox(x.value, lr))
 
 
 @dataclass(frozen=True)
-class Projected:
+class Projected(WrappedUpdate):
+    """Another update, then a projection."""
+
     onto: Projection
     update: Update = field(default_factory=GradientDescent)
 
-    def init(self, x: Tree) -> tuple[Tree, Any]:
-        x, memory = self.update.init(x)
-        return self.onto(x), memory
+    def init(self, x: Tree) -> Variable:
+        return self._project(self.update.init(x))
 
-    def __call__(self, x: Tree, g: Leaves, rate: Scalar, memory: Any) -> tuple[Tree, Any]:
-        x, memory = self.update(x, g, rate, memory)
-        return self.onto(x), memory
+    def set(self, x: Variable, value: Tree) -> Variable:
+        return self._project(self.update.set(x, value))
+
+    def __call__(self, x: Variable, g: Leaves, lr: Scalar) -> Variable:
+        return self._project(self.update(x, g, lr))
+
+    def _project(self, x: Variable) -> Variable:
+        return self._at(x, self.onto(x.value))
 
 
-def onto(project: Projection | None, update: Update | None = None) -> Update:
-    """An update, kept in a set if there is one."""
-    update = GradientDescent() if update is None else update
-    return update if project is None else Projected(project, update)
+@dataclass(frozen=True)
+class Clipped(WrappedUpdate):
+    """Another update, along the gradient clipped to a norm."""
+
+    max_norm: float
+    update: Update = field(default_factory=GradientDescent)
+
+    def __call__(self, x: Variable, g: Leaves, lr: Scalar) -> Variable:
+        return self.update(x, scale(self.max_norm / norm(g).clamp(min=self.max_norm), g), lr)
+
+    def step_size(self, lr: Scalar) -> Scalar:
+        return Update.step_size(self, lr)
+
+
+@dataclass(frozen=True)
+class InPlace(WrappedUpdate):
+    """Another update, whose result is written into the variable's own tensors: parameters of a module."""
+
+    update: Update
+
+    @property
+    def in_place(self) -> bool:
+        return True
+
+    def init(self, x: Tree) -> Variable:
+        return self._write(x, self.update.init(x))
+
+    def __call__(self, x: Variable, g: Leaves, lr: Scalar) -> Variable:
+        return self._write(x.value, self.update(x, g, lr))
+
+    def set(self, x: Variable, value: Tree) -> Variable:
+        return self._write(x.value, self.update.init(value))
+
+    def _write(self, target: Tree, moved: Variable) -> Variable:
+        copy_(list(target.values()), [moved.value[name] for name in target])
+        return Variable(target, moved.memory)
+
+
+@dataclass(frozen=True)
+class TorchUpdate(Update):
+    """A torch optimiser. Its own learning rate holds; that of the step sizes is not read."""
+
+    optimizer: torch.optim.Optimizer
+    parameters: Mapping[str, nn.Parameter] = field(repr=False)
+
+    @property
+    def in_place(self) -> bool:
+        return True
+
+    def init(self, x: Tree) -> Variable:
+        value = {name: p.detach() for name, p in self.parameters.items()}
+        for name, t in value.items():
+            if t.data_ptr() != x[name].data_ptr():
+                t.copy_(x[name])
+        return Variable(value)
+
+    def __call__(self, x: Variable, g: Leaves, lr: Scalar) -> Variable:
+        gradient = dense(g)
+        before = {name: p.grad for name, p in self.parameters.items()}
+        for name, p in self.parameters.items():
+            p.grad = gradient[name]
+        try:
+            self.optimizer.step()
+        finally:
+            for name, p in self.parameters.items():
+                p.grad = before[name]
+        return x
+
+    def set(self, x: Variable, value: Tree) -> Variable:
+        self.optimizer.state.clear()
+        copy_(list(x.value.values()), [value[name] for name in x.value])
+        return x
+
+    def step_size(self, lr: Scalar) -> Scalar:
+        groups = self.optimizer.param_groups
+        plain = isinstance(self.optimizer, torch.optim.SGD) and not any(
+            group["momentum"] or group["weight_decay"] for group in groups
+        )
+        if not plain or len({float(group["lr"]) for group in groups}) > 1:
+            raise TypeError(
+                f"This algorithm needs plain gradient steps of the variable. Got {type(self.optimizer).__name__}; use "
+                "torch.optim.SGD without momentum, with one lr."
+            )
+        size: Scalar = groups[0]["lr"]
+        return size
+
+    def moments(self, x: Variable) -> Memory:
+        if not isinstance(self.optimizer, torch.optim.Adam):
+            return {}
+        return {"mean": self._state("exp_avg"), "square": self._state("exp_avg_sq")}
+
+    def derivative(self, before: Memory, after: Memory, g: Tree, lr: Scalar) -> Tree:
+        if not isinstance(self.optimizer, torch.optim.Adam):
+            return super().derivative(before, after, g, lr)
+        (group,) = self.optimizer.param_groups
+        b1, b2 = group["betas"]
+        return adam_derivative(before, after, g, group["lr"], b1, b2, group["eps"])
+
+    @property
+    def weight_decay(self) -> Mapping[str, float]:
+        names = {p: name for name, p in self.parameters.items()}
+        groups = self.optimizer.param_groups
+        decays = {names[p]: group.get("weight_decay", 0.0) for group in groups for p in group["params"]}
+        return {name: float(decay) for name, decay in decays.items() if decay}
+
+    def _state(self, key: str) -> Tree:
+        state = self.optimizer.state
+        return {n: state[p][key].clone() if p in state else torch.zeros_like(p) for n, p in self.parameters.items()}
+
+
+@dataclass(frozen=True)
+class LeaveInGrad(Update):
+    """Adds the direction to `.grad` of parameters, for an optimiser that somebody else steps."""
+
+    parameters: Mapping[str, nn.Parameter] = field(repr=False)
+
+    @property
+    def in_place(self) -> bool:
+        return True
+
+    def __call__(self, x: Variable, g: Leaves, lr: Scalar) -> Variable:
+        gradient = dense(g)
+        for name, p in self.parameters.items():
+            if p.grad is None:
+                p.grad = gradient[name]
+            else:
+                p.grad.add_(gradient[name])
+        return x
+
+
+class Updates(NamedTuple):
+    """How ω, v (or another variable of ω's form) and λ move."""
+
+    inner: Update
+    adjoint: Update
+    outer: Update
+
+    @property
+    def in_place(self) -> bool:
+        return any(update.in_place for update in self)
+
+
+def projected(update: Update, projection: Projection | None) -> Update:
+    """Return an update, kept in a set if there is one."""
+    return update if projection is None else Projected(projection, update)
+
+
+def with_innermost(update: Update, inside: Callable[[Update], Update]) -> Update:
+    """Return an update with another one in the place of the innermost that it wraps."""
+    if isinstance(update, WrappedUpdate):
+        return replace(update, update=with_innermost(update.update, inside))  # type: ignore[type-var]
+    return inside(update)
 
 
 def _share(value: float, name: str, owner: str) -> None:
-    if not (isinstance(value, int | float) and 0 <= value < 1):
+    if not (isinstance(value, int | float) and 0 <= value < 1) or math.isnan(value):
         raise ValueError(f"The {name!r} of {owner} must lie between 0 and 1 (1 excluded). Got {value!r} instead.")

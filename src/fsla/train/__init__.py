@@ -1,35 +1,32 @@
-"""Training a model in place: the optimisers, the loop, records, checkpoints and weight modules."""
+"""Training: the optimisers, the loop, records, checkpoints and weight modules."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from fsla.train._algorithms import FSLA, MASOBA, SOBA
-from fsla.train._bilevel import BilevelOptimizer
+from fsla.train._bilevel import FSLA, MASOBA, SOBA, BilevelOptimizer
 from fsla.train._checkpoint import CheckpointError, load_checkpoint, save_checkpoint
-from fsla.train._fit import History, fit
+from fsla.train._fit import fit
 from fsla.train._guard import DivergenceError, RollbackWarning, StepInfo
-from fsla.train._module import ModelProblem
-from fsla.train._module_views import MicroBatches
+from fsla.train._loop import FitResult
 from fsla.train._weights import GroupWeights, ProductWeights, SampleWeights
 
 if TYPE_CHECKING:
-    from fsla.train._engine import EngineWarning, make_engine
-    from fsla.train._loop import health, train
-    from fsla.train._run import Run
-    from fsla.train._run_records import Record, Status, work
+    from fsla.train._engine import CaptureError, EngineWarning, make_engine
+    from fsla.train._records import Record
+    from fsla.train._run import Run, run_algorithm
+    from fsla.train._run_records import Status, health, work
 
 __all__ = [
     "FSLA",
     "MASOBA",
     "SOBA",
     "BilevelOptimizer",
+    "CaptureError",
     "CheckpointError",
     "DivergenceError",
     "EngineWarning",
+    "FitResult",
     "GroupWeights",
-    "History",
-    "MicroBatches",
-    "ModelProblem",
     "ProductWeights",
     "Record",
     "RollbackWarning",
@@ -41,19 +38,20 @@ __all__ = [
     "health",
     "load_checkpoint",
     "make_engine",
+    "run_algorithm",
     "save_checkpoint",
-    "train",
     "work",
 ]
 
 _LAZY = {
+    "CaptureError": "_engine",
     "EngineWarning": "_engine",
-    "Record": "_run_records",
+    "Record": "_records",
     "Run": "_run",
     "Status": "_run_records",
-    "health": "_loop",
+    "health": "_run_records",
     "make_engine": "_engine",
-    "train": "_loop",
+    "run_algorithm": "_run",
     "work": "_run_records",
 }
 

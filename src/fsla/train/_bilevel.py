@@ -1,55 +1,83 @@
-"""What the algorithms of the front end share: the variables, their optimisers, the start, and what is saved.
+"""Any bilevel algorithm on any model, in place.
 
-ω, the model's own parameters, moves by ∂_ω G; v, a copy of their form, by H v - ∂_ω F, so that it tracks H⁻¹ ∂_ω F; λ,
-the outer modules' parameters, by d, which estimates ∂_λ F - J v. Each is a gradient in `.grad` for a torch optimiser.
+bilevel = fsla.SOBA(model, weights, inner_loss=inner_loss, outer_loss=outer_loss, inner_optimizer=optimizer)
+info = bilevel.step(train_batch, trusted_batch)
 """
 
 from __future__ import annotations
 
-import math
-import warnings
-from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from typing import Any
+import hashlib
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import fields, replace
+from typing import Any, Literal, NoReturn
 
 import torch
 from torch import Tensor, nn
+from torch.utils.data import DataLoader
 
 from fsla._checks import pick, positive, whole_number
-from fsla._tree import Tree, axpy, norm, scale, sub
-from fsla.problems._autograd import Mode
-from fsla.problems._batches import Sample
-from fsla.problems._nest import copied, map_tensors
-from fsla.problems._problem import checked
-from fsla.steps._automatic import EVERY, FIRST, Curvature, Damping, Gate, ScaleFree, zeros
-from fsla.train._data_parallel import Batches
-from fsla.train._guard import CHECK_EVERY, GROWTH, KEEP_EVERY, DivergenceError, Guard, RollbackWarning, StepInfo
-from fsla.train._module import ModelProblem, OuterModules, products_of
-from fsla.train._module_views import ModelLoss
-from fsla.train._optimizers import Maker, descend, made, plain, warn_of_decay, with_decay
+from fsla._json_values import differences
+from fsla._state_tree import describe, flatten, map_tensors, unflatten
+from fsla._tree import Tree, copy_, norm
+from fsla.algorithms._base import Algorithm, State
+from fsla.algorithms._registry import get_algorithm, list_algorithms
+from fsla.algorithms._single_loop import fsla as fsla_algorithm
+from fsla.algorithms._soba import ma_soba, soba
+from fsla.distributed._reducer import DataParallelReducer
+from fsla.problems import _passes as passes
+from fsla.problems._autograd import HvpMethod
+from fsla.problems._batches import Batch, StepBatches, mix_seed
+from fsla.problems._module import ClosureProblem, ModuleLoss, ModuleProblem, OuterModules, detached
+from fsla.problems._views import Oracles, Point, ProblemAtPoint
+from fsla.problems._wrappers import DampedProblem, RidgeProblem
+from fsla.steps._automatic import Automatic
+from fsla.steps._projections import Ball
+from fsla.steps._schedules import Scaled, Scheduled
+from fsla.steps._updates import Clipped, LeaveInGrad, Projection, Variable, projected
+from fsla.train._cost import describe_cost, toy_step
+from fsla.train._guard import Guard, StepInfo
+from fsla.train._optimizers import (
+    NAMES,
+    OptimizerFactory,
+    build_optimizer,
+    describe_mover,
+    in_place,
+    optimizer_state,
+    set_optimizer_state,
+    warn_of_decay,
+)
+from fsla.train._ranks import join_ranks
+from fsla.train._schema import check_like, check_nest
+from fsla.train._solve import solve_inner
 
 FORMAT = 1
-OPTIMIZERS = ("inner_optimizer", "adjoint_optimizer", "outer_optimizer")
 
 
-class BilevelOptimizer(ABC):
-    """What the three algorithms share.
+class BilevelOptimizer(ProblemAtPoint):
+    """Moves a model, an adjoint and outer modules by a bilevel algorithm. It is no `torch.optim.Optimizer`.
 
     Args:
-        model: the network; its trainable parameters are the inner variable, and move in place.
-        outer: the modules with the hyper-parameters: a module or parameter, or a list or mapping of these.
+        model: the network; its trainable parameters are the inner variable ω, and move in place.
+        outer: the hyper-parameters λ: a module or parameter, or a list or mapping of these. A parameter that lies
+            inside the model is λ, and ω is the rest.
         inner_loss, outer_loss: called as ``loss(model, outer, batch)``; they return 0-d tensors. `outer` is what was
-            given here.
+            given here. Without them `backward` takes closures.
+        algorithm: an object such as ``fsla.algorithms.stocbio(fsla.steps.constant(0.1, 0.1, 0.1))``, or the name of one
+            whose step sizes are automatic. "one_step" is the baseline without an adjoint.
         inner_optimizer, adjoint_optimizer, outer_optimizer: what moves ω, v and λ: a torch optimiser (for v, whose
-            tensors are made here, a function such as ``functools.partial(torch.optim.SGD, lr=0.1)``, which may be
-            given for all three). By default ω and v move by 1/L, and λ by `fsla.steps.ScaleFree`.
-        products: "exact", "difference" (of first-order gradients), or "auto": exact where the model is small and
-            allows it.
+            tensors are made here, a function such as ``functools.partial(torch.optim.SGD, lr=0.1)``, which may be given
+            for all three). Without one a variable moves as the algorithm has it, by its step sizes.
+        outer_every: λ and v move at one step in each block of so many; the others are plain training.
+        projection: keeps λ in a set, such as ``fsla.steps.Box(0, 1)``.
+        hvp_method: "autograd" (exact), "finite_difference" (of first-order gradients), or "auto": exact where the model
+            is small and allows it.
         autocast_dtype: torch.bfloat16 for bfloat16 passes; the variables stay as they are.
+        outer_uses_lam: whether the outer loss reads `outer`; by default the first pass over each batch finds out.
         max_grad_norm: clips ∂_ω G to this norm.
         max_adjoint_norm: keeps ‖v‖ under this bound.
-        batches: on several ranks, as torchrun starts them: "whole" where each is given the same batch, and takes its
-            part; "shares" where each is given samples of its own, as many on each.
+        split_batches: on several ranks, as torchrun starts them: True where each is given the same batch, and takes its
+            part; False where each is given samples of its own, as many on each.
         max_rollbacks: how often a run that diverges goes back to its last good state and halves its steps before it
             raises; None watches nothing. The state is kept on the device: a second copy of what is trained, of v and of
             the optimisers' states, 16 bytes a parameter under Adam in float32. 0 and None keep none.
@@ -60,246 +88,645 @@ class BilevelOptimizer(ABC):
         model: nn.Module,
         outer: OuterModules,
         *,
-        inner_loss: ModelLoss,
-        outer_loss: ModelLoss,
-        inner_optimizer: Maker = None,
-        adjoint_optimizer: Maker = None,
-        outer_optimizer: Maker = None,
-        products: Mode = "auto",
+        inner_loss: ModuleLoss | None = None,
+        outer_loss: ModuleLoss | None = None,
+        algorithm: Algorithm[Any] | str = "soba",
+        inner_optimizer: OptimizerFactory = None,
+        adjoint_optimizer: OptimizerFactory = None,
+        outer_optimizer: OptimizerFactory = None,
+        outer_every: int = 1,
+        projection: Projection | None = None,
+        hvp_method: HvpMethod = "auto",
         autocast_dtype: torch.dtype | None = None,
+        outer_uses_lam: bool | None = None,
         max_grad_norm: float | None = None,
         max_adjoint_norm: float | None = None,
-        batches: Batches = "whole",
+        split_batches: bool = True,
         max_rollbacks: int | None = 3,
+        **unknown: Any,
     ) -> None:
-        pick(products, {"auto": 0, "exact": 0, "difference": 0}, "kind of products")
-        pick(batches, {"whole": 0, "shares": 0}, "kind of batches")
-        positive(max_grad_norm, "max_grad_norm", type(self).__name__, optional=True)
-        positive(max_adjoint_norm, "max_adjoint_norm", type(self).__name__, optional=True)
+        owner = type(self).__name__
+        _refuse_unknown(owner, unknown)
+        positive(max_grad_norm, "max_grad_norm", owner, optional=True)
+        positive(max_adjoint_norm, "max_adjoint_norm", owner, optional=True)
+        whole_number(outer_every, "outer_every", owner)
         if max_rollbacks is not None:
-            whole_number(max_rollbacks, "max_rollbacks", type(self).__name__, least=0)
-        mode = products_of(model, products)
-        self.problem = ModelProblem(
-            model, outer, inner_loss, outer_loss, mode=mode, autocast_dtype=autocast_dtype, batches=batches
+            whole_number(max_rollbacks, "max_rollbacks", owner, least=0)
+        self._name = _name(self, algorithm)
+        algorithm = _with_options(_algorithm(algorithm), outer_every, projection, moves_v=adjoint_optimizer is not None)
+        if algorithm.finite_differences:  # The problem takes them, so that the ridge of weight decay is added outside.
+            hvp_method = "finite_difference"
+            algorithm = replace(algorithm, finite_differences=False)
+        self._owns_losses = _both_losses(owner, inner_loss, outer_loss)
+        self.reducer = DataParallelReducer(
+            model if isinstance(model, nn.Module) else None, split_batches=split_batches and self._owns_losses
         )
-        self.problem.meet({"algorithm": type(self).__name__, "products": products, "batches": batches})
-        here = self.problem.here
-        self.adjoint = zeros(here.omega)
-        self._curvature = Curvature(here.omega) if inner_optimizer is None or adjoint_optimizer is None else None
-        self._damping = Damping()
-        self._gate = Gate(here.omega) if outer_optimizer is None else None
-        given = (inner_optimizer, adjoint_optimizer, outer_optimizer)
-        self._own = {name: maker is None for name, maker in zip(OPTIMIZERS, given, strict=True)}
-        self.inner_optimizer = made(inner_optimizer, self.problem.omega, "inner_optimizer", plain)
-        self.adjoint_optimizer = made(adjoint_optimizer, self.adjoint, "adjoint_optimizer", plain)
-        self.outer_optimizer = made(outer_optimizer, self.problem.lam, "outer_optimizer", ScaleFree)
+        if inner_loss is None or outer_loss is None:
+            self._problem: ModuleProblem = ClosureProblem(model, outer, reducer=self.reducer)
+        else:
+            self._problem = ModuleProblem(
+                model,
+                outer,
+                inner_loss,
+                outer_loss,
+                hvp_method=hvp_method,
+                outer_uses_lam=outer_uses_lam,
+                autocast_dtype=autocast_dtype,
+                reducer=self.reducer,
+            )
+        self._make_optimizers((inner_optimizer, adjoint_optimizer, outer_optimizer))
         self._max_grad_norm = max_grad_norm
-        self._max_adjoint_norm = max_adjoint_norm
+        self.algorithm = self._placed(algorithm, max_adjoint_norm)
         self._guard = Guard(max_rollbacks)
         self.step_count = 0
-        self._d: Tree | None = None
+        self.state: State | None = None
+        """Where the run is; None before the first step on which λ and v move."""
+        self._seed: int | None = None
+        """From which the seeds of all batches follow but those of inner ones; None before the first step."""
         self._good: dict[str, Any] | None = None
-        warn_of_decay(self.inner_optimizer)
+        """The last good state."""
+        settings = {"algorithm": describe(algorithm), "hvp_method": hvp_method, "split_batches": split_batches}
+        join_ranks(self._problem, self.reducer, settings)
+
+    def _make_optimizers(self, given: tuple[OptimizerFactory, ...]) -> None:
+        """Set the torch optimisers, and note which ones were made here."""
+        omega, lam = self._problem.omega, self._problem.lam
+        adjoint = {} if given[1] is None else {name: nn.Parameter(torch.zeros_like(p)) for name, p in omega.items()}
+        self._v_parameters: dict[str, nn.Parameter] = adjoint
+        made = [
+            build_optimizer(one, parameters, name)
+            for one, parameters, name in zip(given, (omega, adjoint, lam), NAMES, strict=True)
+        ]
+        self.inner_optimizer, self.adjoint_optimizer, self.outer_optimizer = made
+        self._optimizers = {name: one for name, one in zip(NAMES, made, strict=True) if one is not None}
+        self._built = [
+            name
+            for name, one in zip(NAMES, given, strict=True)
+            if one is not None and not isinstance(one, torch.optim.Optimizer)
+        ]
+        if self.inner_optimizer is not None:
+            warn_of_decay(self.inner_optimizer)
+
+    def _placed(self, algorithm: Algorithm[Any], max_adjoint_norm: float | None) -> Algorithm[Any]:
+        """The algorithm with updates that write into the parameters."""
+        problem, updates, clip = self._problem, algorithm.updates, self._max_grad_norm
+        inner = in_place(updates.inner, self.inner_optimizer, problem.omega)
+        adjoint = in_place(updates.adjoint, self.adjoint_optimizer, self._v_parameters)
+        sizes = algorithm.step_sizes
+        if isinstance(sizes, Automatic):
+            sizes = replace(
+                sizes,
+                inner=self.inner_optimizer is None and self._owns_losses,
+                adjoint=self.adjoint_optimizer is None,
+                outer=self.outer_optimizer is None,
+            )
+        return replace(
+            algorithm,
+            step_sizes=sizes,
+            inner_update=inner if clip is None else Clipped(clip, inner),
+            adjoint_update=projected(adjoint, None if max_adjoint_norm is None else Ball(max_adjoint_norm)),
+            outer_update=in_place(updates.outer, self.outer_optimizer, problem.lam),
+            projection=None,  # It is in `outer_update` already.
+        )
+
+    # -------------------------------------------------------------------------------------------------- what users read
+
+    @property
+    def model(self) -> nn.Module:
+        """The model."""
+        return self._problem.model
+
+    @property
+    def outer(self) -> OuterModules:
+        """What was given as `outer`."""
+        return self._problem.outer
+
+    @property
+    def adjoint(self) -> Tree:
+        """v, which tracks H⁻¹ ∂_ω F, by the model's parameter names; {} where the algorithm keeps none."""
+        return {} if self.state is None else self.state.v
 
     @property
     def hypergradient(self) -> Tree:
         """d, the estimate of ∇f that λ moves by, by the outer parameters' names."""
-        if self._d is None:
+        if self.state is None:
             raise RuntimeError("There is no hypergradient before the first step. Call step(inner_batch, outer_batch).")
-        return self._d
+        return self.state.direction
 
     @property
-    def param_groups(self) -> Any:
+    def due(self) -> bool:
+        """Whether the next step moves v and λ."""
+        return self.algorithm.due(self.step_count)
+
+    @property
+    def param_groups(self) -> NoReturn:
         raise AttributeError(
             "There are three optimisers here: attach schedulers to .inner_optimizer, .adjoint_optimizer or "
-            ".outer_optimizer. A GradScaler is not supported: steps that it skips are steps that v does not know of. "
+            ".outer_optimizer. GradScaler is not supported because it skips steps without updating the adjoint. "
             "Use autocast_dtype=torch.bfloat16, which needs none."
         )
+
+    @property
+    def reads_independent_batches(self) -> bool:
+        """Whether the direction of λ needs batches of its own, as STORM's does."""
+        return self.algorithm.looks_back
+
+    def __repr__(self) -> str:
+        algorithm, problem = self.algorithm, self._problem
+        updates, sizes = algorithm.updates, algorithm.step_sizes
+        counts, toy = toy_step(algorithm, by_differences=problem.hvp_method == "finite_difference")
+        omega, lam = (f"{sum(p.numel() for p in x.values()):,} parameters" for x in (problem.omega, problem.lam))
+        by = describe_mover(self.inner_optimizer, updates.inner, sizes)
+        v = describe_mover(self.adjoint_optimizer, updates.adjoint, sizes)
+        lines = [
+            f"algorithm: {self._name}",
+            f"inner: {omega}, moved by {by if self._owns_losses or self.inner_optimizer else 'the loop that calls'}",
+            f"adjoint: moved by {v}" if toy.v else "adjoint: none is kept",
+            f"outer: {lam}, moved by {describe_mover(self.outer_optimizer, updates.outer, sizes)}",
+            f"cost: {describe_cost(counts, algorithm.outer_every)}",
+        ]
+        return f"{type(self).__name__}(\n" + "".join(f"    {line}\n" for line in lines) + ")"
+
+    def problem_at_point(self) -> tuple[Oracles, Point]:
+        """Return the problem and the point where the model stands, for `fsla.check_hypergradient`."""
+        return RidgeProblem(self._problem, self._decay), self._problem.point()
+
+    # ------------------------------------------------------------------------------------------------------------ steps
 
     def step(
         self,
         inner_batch: Any,
         outer_batch: Any = None,
         *,
-        fresh: tuple[Any, Any] | None = None,
+        independent_batches: tuple[Any, Any] | None = None,
         seed: int | None = None,
     ) -> StepInfo:
-        """Moves λ, ω and v once, in place.
+        """Move λ, ω and v once, in place.
 
         Args:
-            inner_batch, outer_batch: what the two losses are given: anything, or `MicroBatches` of it.
-            fresh: two more batches for the direction of λ, which STORM needs.
-            seed: fixes what random layers draw, in all passes alike; by default drawn from torch's generator.
+            inner_batch, outer_batch: what the two losses are given: anything, or `MicroBatches` of it. An outer batch
+                that is an iterator is drawn from when λ moves, and not before; but where ω has no optimiser, the first
+                step draws from it too.
+            independent_batches: an inner and an outer batch for the direction of λ alone, which STORM needs.
+            seed: fixes what random layers draw. By default the inner batch draws from torch's own stream, which goes on
+                as in plain training, and other batches draw from seeds that follow from it.
         """
-        seed = int(torch.randint(2**62, ())) if seed is None else seed
-        if self.step_count == 0:
-            self._begin(inner_batch, outer_batch, seed)
-        self.problem.track()
-        info = self._step(inner_batch, outer_batch, fresh, seed)
-        self.step_count += 1
-        looks = (
-            self._curvature is not None and self.step_count % (EVERY if self.step_count > FIRST else EVERY // 2) == 0
+        if not self._owns_losses:
+            raise TypeError(
+                "step needs inner_loss= and outer_loss=. Without them use backward(inner_closure, outer_closure) and "
+                "the step of your own optimiser."
+            )
+        return self.advance(self._batches(inner_batch, outer_batch, independent_batches, seed, owned=True))
+
+    def advance(self, batches: StepBatches) -> StepInfo:
+        """Move λ, ω and v once, on batches that are named one by one: for algorithms that read several of a kind."""
+        return self._move(self._cautious, batches, owned=True)
+
+    def backward(self, inner: Any, outer: Any = None, *, seed: int | None = None) -> Tensor:
+        """Take the place of ``loss.backward()``: add to `.grad` of the model, and move v and λ where that is due.
+
+        The model itself does not move: that is for the optimiser of the loop that calls. ``step(a, b)`` is
+        ``backward(a, b)``, then ``inner_optimizer.step()`` and ``zero_grad()``. Give `inner_optimizer` here too, so
+        that v knows the curvature of its weight decay.
+
+        Args:
+            inner, outer: an inner and an outer batch, or, where no losses were given, two closures, each of which goes
+                forward and backward and returns its loss. An outer batch that is an iterator is drawn from when λ
+                moves. The inner closure is called once on plain steps, and twice on those where λ moves, more often on
+                the first one: each call must be of the same batch.
+            seed: as in `step`.
+
+        Returns:
+            The inner loss, without a graph.
+        """
+        if not self.algorithm.at_one_point:
+            raise TypeError(
+                "backward needs an algorithm that asks for everything at one point, such as SOBA or MA-SOBA, since "
+                f"the model moves outside of it. {self._name} asks after the model has moved; use step."
+            )
+        if self._max_grad_norm is not None:
+            raise TypeError("max_grad_norm is for step. Clip the gradients between backward and the optimiser's step.")
+        algorithm = replace(self._cautious, inner_update=LeaveInGrad(self._problem.omega))
+        info = self._move(algorithm, self._batches(inner, outer, None, seed, owned=False), owned=False)
+        assert info.inner_loss is not None
+        return info.inner_loss
+
+    def _move(self, algorithm: Algorithm[Any], batches: StepBatches, *, owned: bool) -> StepInfo:
+        """Take a step; `owned` is a loop in which ω moves here."""
+        if self._begins(owned):
+            self._begin(algorithm, batches, owned=owned)
+        inner_loss, outer_loss = (
+            self._train(algorithm, batches) if self.state is None else self._advance(algorithm, self.state, batches)
         )
-        if (looks or self.step_count == 1 or self.step_count % CHECK_EVERY == 0) and not self._is_well(info):
-            return info
-        if self._curvature is not None and looks:
-            self._curvature.look(self.problem.inner_at(self.problem.here, inner_batch, seed).hvp)
-            self._set_rates()
+        info = self._info(inner_loss, outer_loss)
+        self.step_count += 1
+        if self._is_well(algorithm, info, owned=owned) and self.state is not None:
+            self.state = algorithm.measure(self._asked, self.state, batches)
         return info
 
-    def state_dict(self) -> dict[str, Any]:
-        """All but the parameters of the model and of outer, as torch's optimisers have it."""
-        return {
-            "format": FORMAT,
-            "algorithm": type(self).__name__,
-            "step_count": self.step_count,
-            "adjoint": {name: p.detach() for name, p in self.adjoint.items()},
-            "d": self._d,
-            "guard": self._guard.state_dict(),
-            "damping": self._damping.size,
-            "curvature": None if self._curvature is None else self._curvature.state_dict(),
-            "gate": None if self._gate is None else self._gate.state_dict(),
-            **{name: getattr(self, name).state_dict() for name in OPTIMIZERS},
-        }
+    def _begins(self, owned: bool) -> bool:
+        """Whether the run begins with this step: λ moves, or the automatic steps of ω must be known."""
+        return self.state is None and (self.due or (owned and self.inner_optimizer is None))
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Takes a run up where `state_dict` left it; load the model and outer as well."""
-        for key, mine in (("format", FORMAT), ("algorithm", type(self).__name__)):
-            if state.get(key) != mine:
-                raise ValueError(f"The state must be of the {key} {mine!r}. Got {state.get(key)!r} instead.")
-        shapes = {name: tuple(t.shape) for name, t in state["adjoint"].items()}
-        if shapes != {name: tuple(p.shape) for name, p in self.adjoint.items()}:
-            raise ValueError("The state must be of a model with the same parameters, and is of another one.")
-        device = next(iter(self.adjoint.values())).device
-        state = map_tensors(lambda t: t.detach().to(device, copy=True), dict(state))
-        for key, part in (("curvature", self._curvature), ("gate", self._gate)):
-            if (state[key] is None) != (part is None):
-                raise ValueError(f"The state must be of a run with the same optimisers given; {key} differs.")
-            if part is not None:
-                part.load_state_dict(state[key])
-        self.step_count = state["step_count"]
-        with torch.no_grad():
-            for name, p in self.adjoint.items():
-                p.copy_(state["adjoint"][name])
-        self._d = state["d"]
-        self._guard.load_state_dict(state["guard"])
-        self._damping.size = state["damping"]
-        for name in OPTIMIZERS:
-            getattr(self, name).load_state_dict(state[name])
+    def _begin(self, algorithm: Algorithm[Any], batches: StepBatches, *, owned: bool) -> None:
+        self._problem.check_reads_lam(batches.inner_grad[0])
+        state = algorithm.init(self._asked, self._problem.point(), batches)
+        self.state = replace(state, step_count=self.step_count)
+        self._keep(owned=owned)
 
-    # ---------------------------------------------------------------------------------------------- for the algorithms
+    def _train(self, algorithm: Algorithm[Any], batches: StepBatches) -> tuple[Tensor | None, None]:
+        """Move ω alone, before the run begins; return the losses."""
+        here = self._problem.point()
+        view = self._problem.inner_at(here, batches.inner_grad[0], update_buffers=True)
+        algorithm.updates.inner(Variable(here.omega), view.grad_omega, 1.0)
+        return view.known_value, None
 
-    @abstractmethod
-    def _step(self, inner_batch: Any, outer_batch: Any, fresh: tuple[Any, Any] | None, seed: int) -> StepInfo:
-        """Moves all three variables, and leaves the next d."""
+    def _advance(
+        self, algorithm: Algorithm[Any], state: State, batches: StepBatches
+    ) -> tuple[Tensor | None, Tensor | None]:
+        """Take a step of the algorithm from where the parameters stand; return the losses."""
+        self.state, context = algorithm.advance(self._asked, self._here(state), batches)
+        return context.losses()
 
-    @abstractmethod
-    def _first_direction(self, inner_batch: Any, outer_batch: Any, seed: int) -> Tree:
-        """d before the first step."""
-
-    def _move_lam(self, d: Tree) -> None:
-        if isinstance(self.outer_optimizer, ScaleFree) and self._gate is not None:
-            self.outer_optimizer.gate = self._gate.size * self._guard.caution
-        descend(self.outer_optimizer, self.problem.lam, d)
-
-    def _move_omega(self, gradient: Tree) -> None:
-        if self._max_grad_norm is not None:
-            gradient = scale((self._max_grad_norm / norm(gradient).clamp(min=self._max_grad_norm)), gradient)
-        descend(self.inner_optimizer, self.problem.omega, gradient)
-
-    def _move_v(self, hv: Tree, b: Tree) -> None:
-        v = self._v
-        hv = with_decay(hv, v, self.inner_optimizer, self.problem.omega)
-        if self._own["adjoint_optimizer"]:
-            hv = axpy(self._damping.look(v, hv), v, hv)
-        residual = sub(hv, b)
-        if self._gate is not None:
-            self._gate.look(scale(-1.0, residual), b)
-        if self._own["adjoint_optimizer"] and self._curvature is not None:
-            residual = scale(self._curvature.share(v, hv), residual)
-        descend(self.adjoint_optimizer, self.adjoint, residual)
-        if self._max_adjoint_norm is not None:
-            v = self._v
-            shrink = self._max_adjoint_norm / norm(v).clamp(min=self._max_adjoint_norm)
-            with torch.no_grad():
-                for p in self.adjoint.values():
-                    p.mul_(shrink)
+    def _here(self, state: State) -> State:
+        """The state with λ and ω in the parameters, which may have been given other storage."""
+        point = self._problem.point()
+        return replace(
+            state, lam=Variable(point.lam, state.lam.memory), omega=Variable(point.omega, state.omega.memory)
+        )
 
     @property
-    def _v(self) -> Tree:
-        return {name: p.detach() for name, p in self.adjoint.items()}
+    def _asked(self) -> Oracles:
+        """The problem with the curvature of weight decay, which is a ridge that an optimiser adds to the inner loss."""
+        decay = self._decay
+        return DampedProblem(self._problem, decay) if decay else self._problem
 
-    def _info(self, inner_loss: Tensor, outer_loss: Tensor) -> StepInfo:
-        assert self._d is not None
-        curvature = None if self._curvature is None else self._curvature.size
-        gate = None if self._gate is None else self._gate.size
-        return StepInfo(self.step_count, inner_loss, outer_loss, norm(self._d), norm(self._v), curvature, gate)
+    @property
+    def _decay(self) -> Mapping[str, float]:
+        return self.algorithm.updates.inner.weight_decay
 
-    # ------------------------------------------------------------------------------------------------- start and guard
+    @property
+    def _cautious(self) -> Algorithm[Any]:
+        """The algorithm with steps as long as rollbacks have left them; automatic ones know that themselves."""
+        sizes, caution = self.algorithm.step_sizes, self._guard.caution
+        if caution == 1.0 or not isinstance(sizes, Scheduled):
+            return self.algorithm
+        return replace(self.algorithm, step_sizes=Scaled(sizes, caution))
 
-    def _begin(self, inner_batch: Any, outer_batch: Any, seed: int) -> None:
-        problem = self.problem
-        xi = Sample.full(inner_batch, outer_batch)._replace(seed=seed)
-        checked(problem, problem.here, xi)
-        problem.check_reading(inner_batch, seed)
-        if self._curvature is not None:
-            self._curvature.look(problem.inner_at(problem.here, inner_batch, seed).hvp, FIRST)
-            self._set_rates()
-        self._d = self._first_direction(inner_batch, outer_batch, seed)
-        self._keep()
+    def _batches(
+        self, inner: Any, outer: Any, independent: tuple[Any, Any] | None, seed: int | None, *, owned: bool
+    ) -> StepBatches:
+        """The batches of a step. Without a seed the inner batch draws from torch's own stream."""
+        outer = self._drawn(outer, owned)
+        base = self._own_seed() if seed is None else seed
+        inner_batch = Batch(inner, None if seed is None else mix_seed(base, 0, 0))
+        outer_batch = Batch(outer, mix_seed(base, 1, 0))
+        inner_of_lam, outer_of_lam, mode = inner_batch, outer_batch, "shared"
+        if independent is not None:
+            mode = "grouped"
+            inner_of_lam = Batch(independent[0], mix_seed(base, 4, 0))
+            outer_of_lam = Batch(independent[1], mix_seed(base, 3, 0))
+        return StepBatches(
+            (inner_batch,), (outer_batch,), (inner_batch,), (outer_of_lam,), (inner_of_lam,), seed=base, mode=mode
+        )
 
-    def _set_rates(self) -> None:
-        assert self._curvature is not None
-        size = self._curvature.size
-        if not 0 < size < math.inf:
+    def _drawn(self, outer: Any, owned: bool) -> Any:
+        """The outer batch, drawn where it is an iterator and the step reads it."""
+        if isinstance(outer, DataLoader):
+            raise TypeError(
+                "outer_batch must be a batch or an iterator of batches. Got a DataLoader; make an endless iterator of "
+                "it, once, with fsla.problems.cycle(loader)."
+            )
+        if not isinstance(outer, Iterator):
+            return outer
+        if not (self.due or self._begins(owned)):
+            return None
+        try:
+            return next(outer)
+        except StopIteration:
             raise ValueError(
-                f"The inner loss must have curvature, from which the steps follow. Its Hessian times a direction is "
-                f"{size}. Give optimisers with rates of your own, or add a penalty on the parameters to the inner loss."
+                "The iterator of outer batches has ended. fsla.problems.cycle(loader) makes an endless one."
+            ) from None
+
+    def _own_seed(self) -> int | None:
+        """The seed of this step, from one that follows from torch's random state when the run begins."""
+        if self._seed is None:
+            self._seed = self.reducer.ranks.broadcast(_seed_from_stream())
+        return mix_seed(self._seed, 0, self.step_count)
+
+    def _info(self, inner_loss: Tensor | None, outer_loss: Tensor | None) -> StepInfo:
+        state, sizes = self.state, self.algorithm.step_sizes
+        zero = torch.zeros(())
+        curvature = scale = None
+        if state is not None and state.measured is not None and isinstance(sizes, Automatic):
+            curvature = state.measured.curvature if sizes.measures else None
+            scale = sizes.outer_scale(state.measured) if sizes.outer else None
+        return StepInfo(
+            self.step_count,
+            inner_loss,
+            outer_loss,
+            zero if state is None else norm(state.direction),
+            zero if state is None or not state.v else norm(state.v),
+            curvature,
+            scale,
+        )
+
+    def solve(self, batch: Any, *, max_iter: int = 1000, tol: float | None = None) -> float:
+        """Train the model to convergence on a batch at the present weights, to judge them; return the inner loss.
+
+        Args:
+            batch: what the inner loss is given: all of the data, or `MicroBatches` of it.
+            max_iter: the most iterations of L-BFGS.
+            tol: the size of the gradient, relative to 1 + ‖ω‖, at which it has converged; by default 1e-6 in float64
+                and 1e-4 in other arithmetic.
+        """
+        return solve_inner(*self.problem_at_point(), self._problem.omega, batch, max_iter=max_iter, tol=tol)
+
+    # ---------------------------------------------------------------------------------------------------- saved and set
+
+    @property
+    def identity(self) -> Any:
+        """What a run is a run of, as JSON: a saved state is refused by any other."""
+        return {
+            "optimizer": type(self).__name__,
+            "algorithm": describe(self.algorithm),
+            "omega": {name: _form(p) for name, p in self._problem.omega.items()},
+            "lam": {name: _form(p) for name, p in self._problem.lam.items()},
+            "hvp_method": self._problem.hvp_method,
+            "autocast_dtype": str(self._problem.autocast_dtype),
+            "split_batches": self.reducer.split_batches,
+        }
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return all but the parameters of the model and of outer, as a plain dict that `torch.save` writes.
+
+        It holds the states of the optimisers that were made here, not of those that were given.
+        """
+        return self._saved(self._built)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where `state_dict` was called; load the model and outer as well.
+
+        Raises:
+            ValueError: if the state is of another run; then nothing is set.
+        """
+        self._load(state, self._built)
+
+    def run_state(self) -> dict[str, Any]:
+        """Return `state_dict` with the optimisers that were given, and the state to go back to: what `fit` saves."""
+        return {"state": self._saved(self._optimizers), "good": self._good}
+
+    def set_run_state(self, saved: Mapping[str, Any]) -> None:
+        """Set what `run_state` returned."""
+        good = saved["good"]
+        if good is not None:
+            tensors, names = self._watched(good["owned"])
+            check_like("the state to go back to", good["tensors"], tensors)
+            self._checked(good["state"], names)
+        self._load(saved["state"], self._optimizers)
+        self._good = good
+
+    def settle(self, inner_batch: Any) -> None:
+        """Decide how products are computed, as a run does at its start."""
+        self._problem.settle(self._problem.point(), Batch(inner_batch, seed=0))
+
+    def _saved(self, names: Iterable[str]) -> dict[str, Any]:
+        """The state, with that of the optimisers of these names."""
+        state = self.state
+        if state is not None:  # λ and ω are saved with outer and the model.
+            state = replace(state, lam=Variable({}, state.lam.memory), omega=Variable({}, state.omega.memory))
+        nest = {
+            "step_count": self.step_count,
+            "seed": self._seed,
+            "guard": self._guard.state_dict(),
+            "state": state,
+            "optimizers": {name: optimizer_state(self._optimizers[name]) for name in names},
+        }
+        tensors, json = flatten(nest)
+        return {"format": FORMAT, "run": self.identity, "tensors": tensors, "json": json}
+
+    def _load(self, state: Mapping[str, Any], names: Iterable[str]) -> None:
+        nest = self._checked(state, names)
+        self.step_count = nest["step_count"]
+        self._seed = nest["seed"]
+        self._guard.load_state_dict(nest["guard"])
+        for name in names:
+            set_optimizer_state(self._optimizers[name], nest["optimizers"][name])
+        self.state = None if nest["state"] is None else self._at_home(nest["state"])
+
+    def _checked(self, state: Mapping[str, Any], names: Iterable[str]) -> Any:
+        """The nest of a saved state; raises if it is of another run."""
+        if state.get("format") != FORMAT:
+            raise ValueError(f"Cannot load state: its format is {state.get('format')!r}, not {FORMAT}.")
+        differ = differences(state["run"], self.identity)
+        if differ:
+            raise ValueError(f"Cannot load state of another run ({'; '.join(differ[:8])}).")
+        nest = unflatten({path: t.detach().clone() for path, t in state["tensors"].items()}, state["json"], Mapping)
+        check_nest(nest, self.algorithm.step_sizes, self._problem.lam, self._problem.omega, self._optimizers)
+        missing = [name for name in names if name not in nest["optimizers"]]
+        if missing:
+            raise ValueError(
+                f"Cannot load state: it does not hold {', '.join(missing)}. It was saved where the optimiser itself "
+                "was given, and not a function that makes it."
             )
-        for name in OPTIMIZERS[:2]:
-            if self._own[name]:
-                for group in getattr(self, name).param_groups:
-                    group["lr"] = self._guard.caution / size
+        return nest
 
-    def _is_well(self, info: StepInfo) -> bool:
-        """Goes back where the run diverged; else keeps its state now and then."""
-        bad = self.problem.together.ranks.from_first(self._guard.look(info))
-        if bad:
-            self._roll_back(bad, self._guard.max_rollbacks or 0)
-        elif (self.step_count % KEEP_EVERY == 0 or self.step_count == CHECK_EVERY) and not self._guard.doubts:
-            self._keep()
-        return not bad
+    def _at_home(self, state: State) -> State:
+        """A loaded state on the device of ω, with v in the parameters that its optimiser moves."""
+        device = passes.device_of(self._problem.omega)
+        state = map_tensors(lambda t: t if t.dtype == torch.uint8 else t.to(device), state)
+        changed: dict[str, Any] = {}
+        for f in fields(state) if self._v_parameters else ():
+            variable = getattr(state, f.name)
+            if isinstance(variable, Variable) and variable.value:  # λ and ω are saved without a value.
+                home = detached(self._v_parameters)
+                copy_(list(home.values()), [variable.value[name] for name in home])
+                changed[f.name] = Variable(home, variable.memory)
+        return self._here(replace(state, **changed))
 
-    def _keep(self) -> None:
+    # ------------------------------------------------------------------------------------------------------------ guard
+
+    def _is_well(self, algorithm: Algorithm[Any], info: StepInfo, *, owned: bool) -> bool:
+        """Go back where the run diverged; else keep its state now and then. True where it did not, as far as seen."""
+        measures = self.state is not None and algorithm.products_due(info.step) > 0
+        lost = not owned and self._guard.is_lost(info)  # At once: the next gradient of the model would be lost too.
+        if not lost and not self._guard.is_due(info.step, measures=measures):
+            return True
+        diverged = self.reducer.ranks.broadcast(self._guard.observe(info))
+        if diverged:
+            self._roll_back(diverged, owned=owned)
+        elif self._guard.should_keep(info.step):
+            self._keep(owned=owned)
+        return not diverged
+
+    def _watched(self, owned: bool) -> tuple[list[Tensor], list[str]]:
+        """The tensors and the optimisers that a rollback sets: all that moves, or λ and v alone in others' loops."""
+        names = list(self._optimizers)
+        if owned:
+            return self._problem.moving(), names
+        return list(detached(self._problem.lam).values()), [name for name in names if name != NAMES[0]]
+
+    def _keep(self, *, owned: bool) -> None:
         if self._guard.max_rollbacks:
-            state = {"tensors": self.problem.moving(), "state": self.state_dict()}
-            self._good = copied(state, into=self._good)
+            tensors, names = self._watched(owned)
+            snapshot = {"owned": owned, "tensors": tensors, "state": self._saved(names)}
+            self._good = self._guard.copy(snapshot, into=self._good)
 
-    def _roll_back(self, what: str, left: int) -> None:
-        text = f"The run diverged at step {self.step_count}: {what} not finite or {GROWTH:g} times as large as before."
+    def _roll_back(self, diverged: str, *, owned: bool) -> None:
+        """Set the last good state and halve the steps; in others' loops λ alone goes back, and v begins anew."""
+        good, step = self._good, self.step_count
+        if good is None or (owned and not good["owned"]):
+            raise self._guard.divergence(diverged, step)
+        left = self._guard.begin_rollback(diverged, step)
         caution = self._guard.caution / 2
-        if self._good is None or left == 0:
-            raise DivergenceError(
-                f"{text} Try a smaller rate where you gave one, a penalty on the parameters in the inner loss (v needs "
-                "curvature), max_adjoint_norm=, or products='exact'."
-            )
-        with torch.no_grad():
-            for t, kept in zip(self.problem.moving(), self._good["tensors"], strict=True):
-                t.copy_(kept)
-        self.load_state_dict(self._good["state"])
-        self._guard.caution = caution
-        self._guard.max_rollbacks = left - 1
-        for name in OPTIMIZERS:
-            if not self._own[name]:
-                for group in getattr(self, name).param_groups:
-                    group["lr"] = group["lr"] / 2
-        if self._curvature is not None:
-            self._set_rates()
-        self._keep()
-        if self.problem.together.ranks.is_first:
-            warnings.warn(
-                f"{text} It goes on from step {self.step_count} with steps half as long; {left - 1} such rollbacks are "
-                "left.",
-                RollbackWarning,
-                stacklevel=4,
-            )
+        tensors, names = self._watched(owned)
+        copy_(tensors, good["tensors"][: len(tensors)])
+        self._load(good["state"], names)
+        if not owned:
+            self._begin_adjoint(step)
+        self._guard.halved(caution, left)
+        self._halve_steps(caution, names)
+        self._keep(owned=owned)
+        if self.reducer.ranks.is_first:
+            self._guard.warn(diverged, step, self.step_count, left, owned=owned)
+
+    def _begin_adjoint(self, step: int) -> None:
+        """Begin v anew at this step."""
+        self.step_count = step
+        if self.state is not None:
+            v = list(self.state.v.values())
+            copy_(v, [torch.zeros_like(t) for t in v])
+            self.state = replace(self.state, step_count=step)
+
+    def _halve_steps(self, caution: float, names: Iterable[str]) -> None:
+        for name in names:
+            for group in self._optimizers[name].param_groups:
+                group["lr"] = group["lr"] / 2
+        if self.state is not None and self.state.measured is not None:
+            measured = self.state.measured
+            measured = replace(measured, caution=torch.full_like(measured.caution, caution))
+            self.state = replace(self.state, measured=measured)
+
+
+class FSLA(BilevelOptimizer):
+    """Algorithm 1 of the paper: λ by d, then ω and v at the old ω, then d from the gradient at the new point.
+
+    Args:
+        momentum: of d: "none", "average" or "storm".
+        new_grad_weight: the weight of the new gradient in d, where it has a momentum.
+        adjoint_at: where v moves: at the "old_params", as in the algorithm, or at the "new_params", for a gradient
+            more.
+        options: those of `BilevelOptimizer`.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        outer: OuterModules,
+        *,
+        momentum: Literal["none", "average", "storm"] = "none",
+        new_grad_weight: float = 0.1,
+        adjoint_at: Literal["old_params", "new_params"] = "old_params",
+        **options: Any,
+    ) -> None:
+        algorithm = fsla_algorithm(Automatic(new_grad_weight=new_grad_weight), momentum=momentum, adjoint_at=adjoint_at)
+        super().__init__(model, outer, algorithm=algorithm, **_without_algorithm("FSLA", options))
+
+
+class SOBA(BilevelOptimizer):
+    """All three variables move at once, from one inner and one outer batch: the cheapest step. Start with it.
+
+    Args:
+        options: those of `BilevelOptimizer`.
+    """
+
+    def __init__(self, model: nn.Module, outer: OuterModules, **options: Any) -> None:
+        super().__init__(model, outer, algorithm=soba(), **_without_algorithm("SOBA", options))
+
+
+class MASOBA(BilevelOptimizer):
+    """SOBA with a moving average of λ's direction, and λ moved by that of the step before.
+
+    Args:
+        new_grad_weight: the weight of the new gradient in the average.
+        options: those of `BilevelOptimizer`.
+    """
+
+    def __init__(self, model: nn.Module, outer: OuterModules, *, new_grad_weight: float = 0.1, **options: Any) -> None:
+        algorithm = ma_soba(Automatic(new_grad_weight=new_grad_weight))
+        super().__init__(model, outer, algorithm=algorithm, **_without_algorithm("MASOBA", options))
+
+
+def _without_algorithm(owner: str, options: dict[str, Any]) -> dict[str, Any]:
+    if "algorithm" in options:
+        raise TypeError(f"{owner} is an algorithm. Use fsla.BilevelOptimizer(..., algorithm=...) for another one.")
+    return options
+
+
+def _name(optimizer: BilevelOptimizer, algorithm: Algorithm[Any] | str) -> str:
+    """What its user calls the algorithm."""
+    if type(optimizer) is not BilevelOptimizer:
+        return type(optimizer).__name__
+    return algorithm if isinstance(algorithm, str) else type(algorithm).__name__
+
+
+def _both_losses(owner: str, inner_loss: object, outer_loss: object) -> bool:
+    """Whether losses were given: both or neither."""
+    if (inner_loss is None) != (outer_loss is None):
+        raise TypeError(f"{owner} takes both inner_loss= and outer_loss=, or neither where backward takes closures.")
+    return inner_loss is not None
+
+
+def _algorithm(given: Algorithm[Any] | str) -> Algorithm[Any]:
+    if isinstance(given, Algorithm):
+        return given
+    if not isinstance(given, str):
+        raise TypeError(
+            f"algorithm must be an algorithm, such as fsla.algorithms.soba(), or its name. Got {type(given).__name__}."
+        )
+    pick(given, dict.fromkeys(list_algorithms()), "algorithm")
+    factory: Callable[..., Algorithm[Any]] = get_algorithm(given)
+    needed = [p.name for p in inspect.signature(factory).parameters.values() if p.default is inspect.Parameter.empty]
+    if needed:
+        raise TypeError(
+            f"algorithm={given!r} has no automatic step sizes: it needs {', '.join(needed)}. Pass an object, such as "
+            f"fsla.algorithms.{given}(fsla.steps.constant(outer_lr, inner_lr, adjoint_lr), ...)."
+        )
+    return factory()
+
+
+def _with_options(
+    algorithm: Algorithm[Any], outer_every: int, projection: Projection | None, *, moves_v: bool
+) -> Algorithm[Any]:
+    """The algorithm with two options; raises unless it can move a module, and a v where there is an optimiser of it."""
+    if moves_v and not algorithm.moves_adjoint:
+        raise TypeError(
+            f"adjoint_optimizer moves v, and {type(algorithm).__name__} with these settings has no v that moves by "
+            "steps. Leave it out."
+        )
+    if not algorithm.in_place:
+        raise TypeError(f"{type(algorithm).__name__} has no form that moves a module in place. Use its `step`.")
+    if outer_every > 1:
+        algorithm = replace(algorithm, outer_every=outer_every)
+    return algorithm if projection is None else replace(algorithm, projection=projection)
+
+
+def _refuse_unknown(owner: str, unknown: Mapping[str, Any]) -> None:
+    if "lr" in unknown:
+        raise TypeError(
+            f"{owner} has no lr=, since three variables move. Pass "
+            f"inner_optimizer=functools.partial(torch.optim.SGD, lr={unknown['lr']!r}) for the model; without "
+            "optimisers the steps are chosen automatically."
+        )
+    if unknown:
+        raise TypeError(f"{owner} has no argument {', '.join(map(repr, unknown))}.")
+
+
+def _seed_from_stream() -> int:
+    """A seed that follows from torch's random state, which does not move."""
+    state = torch.get_rng_state().numpy().tobytes()
+    return int.from_bytes(hashlib.blake2b(state, digest_size=8).digest(), "little") % 2**62
+
+
+def _form(p: Tensor) -> str:
+    return f"{str(p.dtype).removeprefix('torch.')}{list(p.shape)}"

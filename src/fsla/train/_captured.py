@@ -1,77 +1,358 @@
-"""What captured engines share: rates from the host, the step itself to compare with, and the way back to it."""
+"""A step captured once as a CUDA graph, and replayed by the device.
+
+The draw is captured with the step, so all that it draws must come from the generator, on the device. The sizes of steps
+that are a function of k are sent there beforehand; those with a state follow from it within the captured step, and
+measure between two replays. A step now and then is compared with the step itself, taken from the same state of the run
+and of the generator:
+
+    ‖a - b‖ ≤ near ‖a - start‖ + few eps ‖a‖      for each part of the state
+"""
 
 from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from copy import deepcopy
+from dataclasses import fields, is_dataclass, replace
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
 
-from fsla.algorithms._alternating import Algorithm, State
-from fsla.problems._batches import Sample
-from fsla.problems._counted import Counted, Counts
-from fsla.problems._nest import rebuild, tensors
-from fsla.steps._schedules import Rates
-from fsla.train._agreement import OTHER_KERNELS, Tolerance, difference
-from fsla.train._program import CaptureError, Program
+from fsla._state_tree import describe, map_tensors, tensors_of
+from fsla.algorithms._base import Algorithm, State
+from fsla.problems._batches import Batch, StepBatches
+from fsla.problems._wrappers import CountedProblem
+from fsla.steps._schedules import Rates, Scheduled
 
-LONG = 16
-"""An `advance` of so many steps compares its first one: data may have changed since the last call."""
+FIRST = 2
+"""How many replays are compared at first."""
+OFTEN = 512
+"""One in so many is compared from then on: the step itself takes as long as some ten replays, so that this costs two or
+three percent."""
+LONG = 512
+"""The first of a call for so many is compared too."""
+NEAR_SINGLE = 5e-2
+NEAR_DOUBLE = 1e-3
+FEW = 1000.0
+"""What two ways to take a step may differ by: a GPU adds in no fixed order, and a compiler in another one, so that
+rounding may put a ReLU on its other side."""
+AS_ROUNDING = 100.0
+"""Where terms cancel, as those of d do near a minimum, a part that fails the formula may differ by so many times what
+the step itself makes of a change of its start by rounding."""
+
+
+class CaptureError(RuntimeError):
+    """A step that cannot be captured, or that would not give the numbers of the step itself."""
 
 
 class EngineWarning(UserWarning):
     """A faster engine is unavailable, or was given up, and why."""
 
 
-class Captured:
-    """An engine that replays steps, and takes them one by one once its name is "eager"."""
+class Recorder:
+    """Captures work for the device."""
+
+    def __init__(self, generator: torch.Generator) -> None:
+        self._generator = generator
+
+    def warm_up(self, work: Callable[[], None]) -> None:
+        """Do the work twice on a side stream: the first time chooses kernels and fills the caches of libraries."""
+        device = self._generator.device
+        side = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        side.wait_stream(torch.cuda.current_stream(device))
+        with torch.cuda.stream(side):
+            work()
+            with never_waiting():  # A capture that fails half-way leaves the generator unusable.
+                work()
+        torch.cuda.current_stream(device).wait_stream(side)
+
+    def record(self, work: Callable[[], None]) -> Callable[[], None]:
+        """Return what does the work again; the work itself is not done."""
+        graph = torch.cuda.CUDAGraph()
+        graph.register_generator_state(self._generator)
+        with torch.cuda.graph(graph):
+            work()
+        return graph.replay
+
+
+class CudaGraph:
+    """An engine that replays steps, and takes them one by one once its name is "eager".
+
+    Args:
+        name: "graph" or "compile".
+        algorithm, problem, draw: what takes a step.
+        generator: what the draw draws from.
+        lenient: whether to go on with the next best engine where this one is unavailable.
+        recorder: what captures.
+    """
+
+    stride = 10
 
     def __init__(
-        self, name: str, algorithm: Algorithm, problem: Counted, draw: Callable[[], Sample], *, lenient: bool
+        self,
+        name: str,
+        algorithm: Algorithm[Any],
+        problem: CountedProblem,
+        draw: Callable[[], StepBatches],
+        generator: torch.Generator,
+        *,
+        lenient: bool,
+        recorder: Recorder | None = None,
     ) -> None:
         self.name = name
         self.preparation_s = 0.0
         self._algorithm = algorithm
         self._problem = problem
         self._draw = draw
+        self._generator = generator
         self._lenient = lenient
-        """Whether to go on with the next best engine where this one is unavailable."""
+        self._recorder = recorder or Recorder(generator)
+        self._drawn: list[StepBatches] = []
+        """Batches that were drawn to see whether they repeat, and did not."""
+        self._replay: Callable[[], None] | None = None
+        self._agreed = 0
+        """How many replays agreed with the step itself."""
+        self._unseen = 0
+        """How many replays were taken since one was compared."""
+        self._since = 0
+        """The step of the first of these."""
 
-    def _step(self, state: State, xi: Sample) -> State:
-        return self._algorithm.step(self._problem, state, xi)
+    def advance(self, state: State, n: int) -> State:
+        goal = state.step_count + n
+        due = n >= LONG
+        if n and self.name != "eager" and (self._replay is None or form(state) != form(self._held)):
+            state = self._begun(state)
+        if state.step_count < goal and self.name != "eager":
+            state = self._replays(state, goal - state.step_count, due=due)
+        while state.step_count < goal:
+            batches = self._drawn.pop(0) if self._drawn else self._draw()
+            state = self._algorithm.step(self._problem, state, batches)
+        return state
 
-    def _move(self, state: State, xi: Sample, rates: Rates) -> State:
-        return self._algorithm.move(self._problem, state, xi, rates)
+    # -------------------------------------------------------------------------------------------------------- replays
 
-    def _numbers(self, k: int) -> list[float]:
-        """The rates of step k, asked for on the host with a whole number."""
-        return [float(x) for x in self._algorithm.rates(k)]
+    def _replays(self, state: State, n: int, *, due: bool) -> State:
+        """Return the state after n replays; or, where they are given up, the one from which to step."""
+        random = self._generator.get_state()
+        wrong, *counts = self._problem.counting(lambda: self._replay_steps(state, n, due=due))
+        if wrong is None:
+            self._problem.add(1, *counts)
+            return self._copy(state.step_count + n)
+        self._generator.set_state(random)  # The steps of this call are all taken anew.
+        self.name = "eager"
+        k = state.step_count
+        before = "The numbers of all steps before are those of the step itself."
+        if self._unseen and self._since < k:
+            before = f"The numbers since step {self._since} are in doubt."
+        _warn(f"{wrong} Steps are taken eagerly from step {k} on. {before}")
+        return state
 
-    def _difference(
-        self, start: State, xi: Sample, rates: Rates, expected: State, found: State, tolerance: Tolerance
-    ) -> str | None:
-        """The part in which a captured step from `start` differs from the step itself."""
+    def _replay_steps(self, state: State, n: int, *, due: bool) -> str | None:
+        """Take n replays; return what is wrong with one of them, if anything is."""
+        assert self._replay is not None
+        begin = state.step_count
+        _write(tensors_of(self._held), tensors_of(state))
+        rates = self._sent(range(begin, begin + n))
+        algorithm = self._algorithm
+        ahead = algorithm.at_one_point
+        for k in range(begin, begin + n):
+            compare = due or self._agreed < FIRST or self._unseen >= OFTEN - 1
+            due = False
+            measures = algorithm.step_sizes.products_due(k if ahead else k + 1) > 0
+            random = self._generator.get_state()
+            wrong = None
+            try:
+                if measures and ahead:
+                    self._measure(algorithm.prepare, k, random)
+                before = self._copy(k) if compare else None
+                if self._rates is not None:
+                    self._rates.copy_(rates[k - begin])
+                self._replay()
+                if before is not None:
+                    wrong = self._wrong(before, random)
+                if measures and not ahead:
+                    self._measure(algorithm.measure, k + 1, random)
+            except Exception as error:
+                wrong = f"The captured step failed ({_reason(error)})"
+            if wrong is not None:
+                return wrong
+            self._since = self._since if self._unseen else k
+            self._unseen = 0 if compare else self._unseen + 1
+        self._problem.add(n, *self._counts)
+        return None
 
-        def step(state: State) -> State:
-            return self._move(state, xi, rates)
+    def _wrong(self, before: State, random: Tensor) -> str | None:
+        """Return what is wrong with the last replay, beside the step itself from the same state and generator."""
+        with self._preparing():
+            batches = self._batches(random)
+            rates = self._given_rates()
 
-        return self._problem.counting(lambda: difference(start, expected, found, tolerance, step))[0]
+            def step(state: State) -> State:
+                return self._move(state, batches, rates)
 
-    def _program(self, state: State, xi: Sample, rates: Sequence[Tensor]) -> tuple[Program, Counts, Counts]:
-        """The program for states and samples of this form, and what one step asks the problem for."""
-        return self._problem.counting(lambda: Program(self._move, state, xi, rates))
+            def compare() -> str | None:
+                expected, found = step(before), self._copy(before.step_count)
+                if not expected.is_finite() and not found.is_finite():  # Nothing to compare: again at the next step.
+                    self._agreed = 0
+                    return None
+                self._agreed += 1
+                return difference(before, expected, found, step)
 
-    def _compile(self, program: Program, state: State, xi: Sample, rates: Sequence[Tensor]) -> None:
-        """Compiles a program; raises unless that gives what it gave before."""
-        arguments = tensors(state[1:]), rates, tensors(xi)
-        program.compile(*arguments)
-        runs = (program.run_uncompiled, program.run)
-        plain, found = (State(state.k, *rebuild(state[1:], run(*arguments))) for run in runs)
-        if part := self._difference(state, xi, Rates(*rates), plain, found, OTHER_KERNELS):
-            raise CaptureError(f"The compiled step does not give the numbers of the program (in {part}).")
+            part = self._problem.counting(compare)[0]
+        if part is None:
+            return None
+        return (
+            f"The captured step no longer gives the numbers of the step itself (in {part}): the losses must be "
+            "functions of their arguments and of tensors that stay the same objects."
+        )
+
+    def _measure(self, measure: Callable[[CountedProblem, State, StepBatches], State], k: int, random: Tensor) -> None:
+        """Have the step sizes measure in the held state, after k steps, on the batches of a step."""
+        measured = measure(self._problem, replace(self._held, step_count=k), self._batches(random)).measured
+        _write(tensors_of(self._held.measured), tensors_of(measured))
+
+    def _batches(self, random: Tensor) -> StepBatches:
+        """Return what was drawn from a state of the generator, and leave the generator as it is."""
+        now = self._generator.get_state()
+        self._generator.set_state(random)
+        batches = self._draw()
+        self._generator.set_state(now)
+        return batches
+
+    # -------------------------------------------------------------------------------------------------------- capture
+
+    def _begun(self, state: State) -> State:
+        """Return the state one step later, when it has its lasting form; from there on the step is captured."""
+        again = self._replay is not None
+        with self._preparing():
+            try:
+                self._check_repeats()
+            except Exception as error:
+                self._unavailable(error, "eager", must_raise=not self._lenient)
+                return state
+        k = state.step_count
+        doubles = any(t.dtype == torch.float64 for t in tensors_of(state))
+        self._dtype = torch.float64 if doubles else torch.float32
+        self._rates = self._sent(range(k, k + 1))[0].clone() if self._scheduled else None
+        batches = self._draw()
+        state = self._algorithm.prepare(self._problem, state, batches)
+        state = replace(self._move(state, batches, self._given_rates()), step_count=k + 1)
+        state = self._algorithm.measure(self._problem, state, batches)
+        while self.name != "eager":
+            random = self._generator.get_state()
+            try:
+                with self._preparing():
+                    self._capture(state)
+                break
+            except Exception as error:
+                worse = "graph" if self.name == "compile" else "eager"
+                self._unavailable(error, worse, must_raise=not self._lenient and not again)
+            finally:
+                self._generator.set_state(random)
+        return state
+
+    def _check_repeats(self) -> None:
+        """Raise unless the draw is the generator's alone: from one state of it, the same batches twice."""
+        random = self._generator.get_state()
+        for _ in range(2):
+            self._generator.set_state(random)
+            self._drawn.append(self._draw())  # Kept, so that no batch is lost where the draw is refused.
+            _leaves(self._drawn[-1])
+            self._drawn[-1] = deepcopy(self._drawn[-1])  # A draw may write into one place.
+        first, second = map(_leaves, self._drawn)
+        if len(first) != len(second) or not all(map(_same, first, second)):
+            raise CaptureError(
+                "What is drawn must come from the generator alone, on its device: the draw is captured with the step, "
+                "and a batch from elsewhere, such as a DataLoader, would be replayed for ever."
+            )
+        one = self._drawn[0]
+        self._drawn.clear()
+        self._generator.set_state(random)
+        if one.seed is not None or any(batch.seed is not None for slot in one.slots for batch in slot):
+            raise CaptureError("Batches with a seed cannot be captured: they have another one at every step.")
+
+    def _capture(self, state: State) -> None:
+        """Hold a copy of the state, and record the step from it to itself."""
+        self._held = replace(map_tensors(torch.clone, state), step_count=UNREAD)
+        rates = self._given_rates()
+
+        def moved(batches: StepBatches) -> list[Tensor]:
+            after = self._move(self._held, batches, rates)
+            if form(after) != form(self._held):
+                raise CaptureError("A step that is captured must leave the state in the form that it found.")
+            return tensors_of(after)
+
+        def work(step: Callable[[StepBatches], list[Tensor]] = moved) -> None:
+            _write(tensors_of(self._held), step(self._draw()))
+
+        self._problem.counting(lambda: self._recorder.warm_up(work))
+        if self.name == "compile":
+            compiled, *self._counts = self._problem.counting(self._compiled)
+            self._recorder.warm_up(lambda: work(compiled))
+            self._replay = self._recorder.record(lambda: work(compiled))
+        else:
+            self._replay, *self._counts = self._problem.counting(lambda: self._recorder.record(work))
+        self._agreed = 0
+        self._unseen = 0
+
+    def _compiled(self) -> Callable[[StepBatches], list[Tensor]]:
+        """Return the compiled step of the held state.
+
+        It is traced first, its derivatives included, since torch.compile does not differentiate twice. The trace reads
+        the state, the rates and the batches from where they are held.
+        """
+        from torch.fx.experimental.proxy_tensor import make_fx  # Not promised by PyTorch; without it, no compiling.
+
+        rates = self._given_rates()
+        held = deepcopy(self._draw())
+        places = _tensors(held)
+        trace = make_fx(lambda: tensors_of(self._move(self._held, held, rates)))()
+        trace.graph.eliminate_dead_code()
+        trace.recompile()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # What PyTorch says of its own parts when the compiler is first imported.
+            program = torch.compile(trace)
+
+        def step(batches: StepBatches) -> list[Tensor]:
+            _write(places, _tensors(batches))
+            with torch.no_grad(), warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # The compiler's advice on settings that are the user's.
+                return list(program())
+
+        return step
+
+    def _move(self, state: State, batches: StepBatches, rates: Rates | None) -> State:
+        """Return the state after the moves of a step, but for its step count."""
+        algorithm = self._algorithm
+        step = algorithm.context(self._problem, state.step_count, state.measured, batches, rates=rates)
+        moved: State = algorithm.move(state, step)
+        return moved
+
+    # ---------------------------------------------------------------------------------------------- what the two share
+
+    @property
+    def _scheduled(self) -> bool:
+        """Whether the sizes of a step are a function of k, which the host sends."""
+        return isinstance(self._algorithm.step_sizes, Scheduled)
+
+    def _sent(self, steps: range) -> Tensor:
+        """Return the rates of some steps on the device, a row for each; empty rows where the state has them."""
+        sizes = self._algorithm.step_sizes
+        found = [[float(x) for x in sizes.rates(k, None)] if self._scheduled else [] for k in steps]
+        rows = torch.tensor(found, dtype=self._dtype)
+        on_gpu = self._generator.device.type == "cuda"
+        return (rows.pin_memory() if on_gpu else rows).to(self._generator.device, non_blocking=True)
+
+    def _given_rates(self) -> Rates | None:
+        """Return the rates where they are held; None where they follow from the state."""
+        return None if self._rates is None else Rates(*self._rates.unbind())
+
+    def _copy(self, k: int) -> State:
+        """Return the state that the device holds."""
+        return replace(map_tensors(torch.clone, self._held), step_count=k)
 
     @contextmanager
     def _preparing(self) -> Iterator[None]:
@@ -81,41 +362,142 @@ class Captured:
         finally:
             self.preparation_s += time.perf_counter() - begun
 
-    def _unavailable(self, error: Exception, *, must_raise: bool) -> None:
-        """Goes on with the next best engine, or raises."""
-        message = f"Engine {self.name!r} is unavailable: {reason(error)}"
+    def _unavailable(self, error: Exception, worse: str, *, must_raise: bool) -> None:
+        """Go on with the next best engine, or raise."""
+        message = f"Engine {self.name!r} is unavailable: {_reason(error)}"
         if must_raise:
             raise CaptureError(message) from error
-        worse = "graph" if self.name == "compile" else "eager"
-        warn(f"{message} Using {worse!r}.")
+        _warn(f"{message} Using {worse!r}.")
         self.name = worse
 
-    def _give_up(self, why: str, k: int, doubtful: int | None) -> None:
-        """Takes steps eagerly from step k on; `doubtful`: the first step whose numbers were not compared."""
-        self.name = "eager"
-        if doubtful is None or doubtful >= k:
-            before = "The numbers of all steps before are those of the step itself."
-        else:
-            before = f"The numbers since step {doubtful} are in doubt."
-        warn(f"{why} Steps are taken eagerly from step {k} on. {before}")
+
+class _Unread:
+    """Stands for k while a step is captured: nothing may be asked of it."""
+
+    def _refuse(self, *args: object) -> NoReturn:
+        raise CaptureError("Algorithm.move must not read the step count: what depends on it belongs in the step sizes.")
+
+    __bool__ = __str__ = __int__ = __index__ = __float__ = __hash__ = __format__ = __getattr__ = _refuse
+    __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = _refuse
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = _refuse
+    __floordiv__ = __rfloordiv__ = __mod__ = __rmod__ = __pow__ = __rpow__ = __neg__ = __divmod__ = _refuse
 
 
-def differs(part: str) -> str:
-    return (
-        f"The captured step no longer gives the numbers of the step itself (in {part}): the losses must be functions "
-        "of their arguments and of tensors that stay the same objects."
+UNREAD: Any = _Unread()
+
+
+def form(state: State) -> object:
+    """Return what two states have in common where one captured step serves both: all but the numbers in tensors."""
+    tensors = [(t.shape, t.dtype, t.device) for t in tensors_of(state)]
+    return str(describe(replace(state, step_count=0))), tensors
+
+
+def difference(start: State, a: State, b: State, step: Callable[[State], State]) -> str | None:
+    """Return the part in which b does not agree with a = step(start); None where it agrees."""
+    before, one, two = map(_parts, (start, a, b))
+    nudged: Mapping[str, list[Tensor]] | None = None
+    for name, expected in one.items():
+        gap = _norm(expected, two[name])
+        size = _norm(expected)
+        single = any(t.dtype != torch.float64 for t in expected)
+        eps = torch.finfo(torch.float32 if single else torch.float64).eps
+        moved = _norm(expected, before[name])
+        if gap <= (NEAR_SINGLE if single else NEAR_DOUBLE) * moved + FEW * eps * size:
+            continue
+        nudged = nudged or _parts(step(map_tensors(_nudge, start)))
+        if not gap <= AS_ROUNDING * _norm(expected, nudged[name]):
+            return name
+    return None
+
+
+def _parts(state: State) -> Mapping[str, list[Tensor]]:
+    """The tensors of a state by its fields, and of what was measured by the fields of that."""
+    parts = {field.name: getattr(state, field.name) for field in fields(state)}
+    measured = parts.pop("measured")
+    if is_dataclass(measured):
+        parts |= {field.name: getattr(measured, field.name) for field in fields(measured)}
+    elif measured is not None:
+        parts["measured"] = measured
+    return {
+        name: [t if t.is_floating_point() else t.double() for t in tensors_of(part)] for name, part in parts.items()
+    }
+
+
+def _norm(a: Sequence[Tensor], b: Sequence[Tensor] | None = None) -> float:
+    """‖a‖ or ‖a - b‖, NaN where anything is."""
+    gaps = a if b is None else [x - y for x, y in zip(a, b, strict=True)]
+    return float(torch.stack(torch._foreach_norm(list(gaps), 2, dtype=torch.float64)).norm()) if gaps else 0.0
+
+
+def _nudge(t: Tensor) -> Tensor:
+    """The tensor, every second number of which is larger by one rounding unit, the others smaller."""
+    if not t.is_floating_point():
+        return t
+    signs = 1 - 2 * (torch.arange(t.numel(), device=t.device) % 2)
+    return t * (1 + torch.finfo(t.dtype).eps * signs.to(t.dtype)).reshape(t.shape)
+
+
+def _write(places: Sequence[Tensor], values: Sequence[Tensor]) -> None:
+    """Write values into tensors, which they may look into."""
+    pairs = [(place, value) for place, value in zip(places, values, strict=True) if value is not place]
+    if not pairs:
+        return
+    written = {place.untyped_storage().data_ptr() for place, _ in pairs}
+    with torch.no_grad():
+        safe = [value.clone() if value.untyped_storage().data_ptr() in written else value for _, value in pairs]
+        torch._foreach_copy_([place for place, _ in pairs], safe)
+
+
+def _leaves(x: object) -> list[object]:
+    """The tensors, numbers and names that batches are made of, in a fixed order."""
+    if x is None or isinstance(x, Tensor | bool | int | float | str):
+        return [x]
+    if isinstance(x, Batch):
+        return [*_leaves(x.data), x.seed, *_leaves(x.number)]
+    if isinstance(x, Mapping):
+        return [leaf for item in x.items() for leaf in _leaves(item)]
+    if isinstance(x, tuple | list):
+        return [leaf for part in x for leaf in _leaves(part)]
+    raise TypeError(
+        f"A step that is captured takes batches of tensors, numbers and strings. Got {type(x).__name__} instead."
     )
 
 
-def rate_dtype(parts: Sequence[Tensor]) -> torch.dtype:
-    """Double where anything in the state is, else single."""
-    return torch.float64 if any(t.dtype == torch.float64 for t in parts) else torch.float32
+def _tensors(batches: StepBatches) -> list[Tensor]:
+    return [leaf for leaf in _leaves(batches) if isinstance(leaf, Tensor)]
 
 
-def reason(error: Exception) -> str:
+def _same(a: object, b: object) -> bool:
+    if isinstance(a, Tensor) and isinstance(b, Tensor):
+        return torch.equal(a, b)
+    return type(a) is type(b) and bool(a == b)
+
+
+@contextmanager
+def never_waiting() -> Iterator[None]:
+    """Make an operation for which the host waits for the device, such as .item(), an error."""
+    mode = torch.cuda.get_sync_debug_mode()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # "a prototype feature"
+            torch.cuda.set_sync_debug_mode("error")
+        yield
+    except RuntimeError as error:
+        first = str(error).strip().splitlines()[0]
+        if "synchroniz" not in first:
+            raise
+        raise CaptureError(
+            "The step cannot be captured: the host waits for the device in it. The losses must be functions of tensors "
+            f"on the device, without .item(), float() or an if on a tensor. ({first})"
+        ) from error
+    finally:
+        torch.cuda.set_sync_debug_mode(mode)
+
+
+def _reason(error: Exception) -> str:
     first = (str(error).strip() or type(error).__name__).splitlines()[0]
     return first if first.endswith((".", "!", "?", ")")) else f"{first}."
 
 
-def warn(message: str) -> None:
-    warnings.warn(message, EngineWarning, stacklevel=4)
+def _warn(message: str) -> None:
+    warnings.warn(message, EngineWarning, stacklevel=5)

@@ -1,10 +1,9 @@
 """How a run takes its next n steps.
 
     eager     one by one from Python
-    graph     a step captured once and replayed: on a GPU as a CUDA graph, with its batches drawn on the device, so that
-              the host does nothing; on a CPU as a program, a list of tensor operations
-    compile   the program compiled; on a GPU in parts that run side by side, and captured
-    auto      graph for runs of some length, compile for long ones where it is the faster one; eager otherwise
+    graph     a step captured once as a CUDA graph, its batches drawn on the device, so that the host does nothing
+    compile   the step compiled, and then captured
+    auto      on a GPU graph for runs of some length and compile for long ones; eager otherwise
 
 All give the same numbers to rounding. Captured steps are an optimisation, never at the price of a silent wrong number:
 they are compared with the step itself at first and now and then, and given up with a warning where they differ.
@@ -13,27 +12,21 @@ they are compared with the step itself at first and now and then, and given up w
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
 from fsla._checks import pick
-from fsla.algorithms._alternating import Algorithm, State
-from fsla.problems._batches import Sample
-from fsla.problems._counted import Counted
-from fsla.problems._problem import Oracles
-from fsla.train._captured import EngineWarning
-from fsla.train._cuda_graph import CudaGraph
-from fsla.train._program import CaptureError
-from fsla.train._replay import Replay
+from fsla.algorithms._base import Algorithm, State
+from fsla.problems._batches import StepBatches
+from fsla.problems._views import Oracles
+from fsla.problems._wrappers import CountedProblem
+from fsla.train._captured import CaptureError, CudaGraph, EngineWarning
 
-__all__ = ["ENGINES", "PAYS", "Eager", "Engine", "EngineWarning", "Replay", "make_engine"]
+__all__ = ["ENGINES", "PAYS", "CaptureError", "Eager", "Engine", "EngineWarning", "make_engine"]
 ENGINES = ("auto", "eager", "graph", "compile")
-PAYS = {
-    "cuda": {"compile": (50_000, 300.0), "graph": (20, 10.0)},
-    "cpu": {"compile": (20_000, 300.0), "graph": (1000, 10.0)},
-}
-"""Steps, and seconds of budget, from which "auto" takes an engine: tracing costs a second or two, compiling half a
+PAYS = {"compile": (50_000, 300.0), "graph": (20, 10.0)}
+"""Steps, and seconds of budget, from which "auto" takes an engine: capturing costs a second or two, compiling half a
 minute."""
 
 
@@ -50,11 +43,11 @@ class Engine(Protocol):
 
     @property
     def preparation_s(self) -> float:
-        """The seconds spent so far on tracing, compiling and comparing, those within `advance` among them."""
+        """The seconds spent so far on capturing, compiling and comparing, those within `advance` among them."""
         ...
 
     def advance(self, state: State, n: int) -> State:
-        """Returns the state n steps later."""
+        """Return the state n steps later."""
         ...
 
 
@@ -63,7 +56,7 @@ class Eager:
     stride = 1
     preparation_s = 0.0
 
-    def __init__(self, algorithm: Algorithm, problem: Counted, draw: Callable[[], Sample]) -> None:
+    def __init__(self, algorithm: Algorithm[Any], problem: CountedProblem, draw: Callable[[], StepBatches]) -> None:
         self._algorithm = algorithm
         self._problem = problem
         self._draw = draw
@@ -76,15 +69,15 @@ class Eager:
 
 def make_engine(
     name: str,
-    algorithm: Algorithm,
+    algorithm: Algorithm[Any],
     problem: Oracles,
-    draw: Callable[[], Sample],
+    draw: Callable[[], StepBatches],
     generator: torch.Generator,
     state: State,
     steps: int | None = None,
     budget_s: float | None = None,
 ) -> Engine:
-    """Returns the engine of a name.
+    """Return the engine of a name.
 
     A step is captured when `advance` first takes one. What cannot be captured, such as a loss that asks a tensor for a
     number, is an error of that call; with "auto" it is a warning, and steps are taken eagerly.
@@ -98,30 +91,38 @@ def make_engine(
         steps: how long the run is, for "auto"; None is long. Not what is left of it: a run that is resumed must go on
             with the engine that it began with.
         budget_s: the run's budget in seconds, for "auto": a short one is not spent on preparations.
+
+    Raises:
+        CaptureError: if "graph" or "compile" is asked for, and the algorithm or the device does not allow it.
     """
     pick(name, dict.fromkeys(ENGINES), "engine")
-    problem = problem if isinstance(problem, Counted) else Counted(problem)
-    device = generator.device.type
-    chosen = _automatic(device, state, steps, budget_s) if name == "auto" else name
-    if not getattr(algorithm, "capturable", True):
-        if name not in ("auto", "eager"):
-            raise CaptureError(
-                f"Engine {name!r} is unavailable: {type(algorithm).__name__} does not take the same operations at "
-                "every step. Use engine='eager' or 'auto'."
-            )
-        chosen = "eager"
+    problem = problem if isinstance(problem, CountedProblem) else CountedProblem(problem)
+    refused = _refused(algorithm, generator.device)
+    if refused is not None and name in ("graph", "compile"):
+        raise CaptureError(f"Engine {name!r} is unavailable: {refused}")
+    chosen = name
+    if name == "auto":
+        chosen = "eager" if refused is not None else _automatic(steps, budget_s)
     if chosen == "eager":
         return Eager(algorithm, problem, draw)
-    if device == "cuda":
-        return CudaGraph(chosen, algorithm, problem, draw, generator, lenient=name == "auto")
-    return Replay(chosen, algorithm, problem, draw, lenient=name == "auto")
+    return CudaGraph(chosen, algorithm, problem, draw, generator, lenient=name == "auto")
 
 
-def _automatic(device: str, state: State, steps: int | None, budget_s: float | None) -> str:
-    """The engine that pays for a run: it depends on the run's settings alone, never on time."""
-    for engine, (long, costly) in PAYS.get(device, {}).items():
-        convolutions = any(t.ndim > 2 for t in state.at.omega.values())  # on a CPU, calls of a library either way
-        pays = (steps is None or steps >= long) and (budget_s is None or budget_s >= costly)
-        if pays and not (engine == "compile" and device == "cpu" and convolutions):
+def _refused(algorithm: Algorithm[Any], device: torch.device) -> str | None:
+    """Return why steps cannot be captured, and what to do; None where they can."""
+    kind = type(algorithm).__name__
+    if not algorithm.capturable:
+        return f"{kind} does not take the same operations at every step. Use engine='eager' or 'auto'."
+    if algorithm.updates.in_place:
+        return f"the updates of this {kind} write into their variables. Use engine='eager' or 'auto'."
+    if device.type != "cuda":
+        return f"it replays a CUDA graph, and the run is on {device}. Use engine='auto', which takes eager steps there."
+    return None
+
+
+def _automatic(steps: int | None, budget_s: float | None) -> str:
+    """Return the engine that pays for a run. It depends on the run's settings alone, never on time."""
+    for engine, (long, costly) in PAYS.items():
+        if (steps is None or steps >= long) and (budget_s is None or budget_s >= costly):
             return engine
     return "eager"

@@ -7,10 +7,13 @@ scale for some looks, or has gone on for several looks.
 from __future__ import annotations
 
 import math
+import warnings
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
 from torch import Tensor
+
+from fsla._state_tree import map_tensors, tensors_of
 
 CHECK_EVERY = 10
 KEEP_EVERY = 100
@@ -26,14 +29,15 @@ class StepInfo(NamedTuple):
     """What a step saw. The numbers are 0-d tensors, so that the host need not wait for the device."""
 
     step: int
-    inner_loss: Tensor
-    outer_loss: Tensor
+    inner_loss: Tensor | None
+    outer_loss: Tensor | None
+    """None at a step where λ did not move."""
     hypergradient_norm: Tensor
     adjoint_norm: Tensor
-    hessian_norm: float | None
-    """L, where it was measured."""
-    outer_step_scale: Tensor | float | None
-    """ψ in [0, 1], how far λ was let go; None where its optimiser is the user's."""
+    hessian_norm: Tensor | None
+    """L, a running estimate of the largest eigenvalue of H, where it is measured."""
+    outer_step_scale: Tensor | None
+    """ψ in [0, 1], the multiplier of λ's step; None where its optimiser is the user's."""
 
 
 class DivergenceError(RuntimeError):
@@ -83,33 +87,95 @@ class Guard:
         self.caution = 1.0
         """What steps are multiplied by after rollbacks."""
         self._scales: dict[str, Scale] = {}
+        self._last: dict[str, float] = {}
+        """The sizes of v and d at the last look: where they are the same, λ did not move since."""
 
-    @property
-    def doubts(self) -> bool:
-        """Whether a quantity has just grown, so that the state may be none to go back to."""
-        return any(scale.growths for scale in self._scales.values())
+    def is_due(self, step: int, *, measures: bool) -> bool:
+        """Return whether the guard looks after this step: also before anything is measured, which must be finite."""
+        return self.max_rollbacks is not None and (measures or step == 0 or (step + 1) % CHECK_EVERY == 0)
 
-    def look(self, info: StepInfo) -> str:
-        """Return what grows if the run diverges, else an empty string. Asks the device, unless it watches nothing."""
-        if self.max_rollbacks is None:
-            return ""
-        sizes = {"inner loss": abs(float(info.inner_loss)), "outer loss": abs(float(info.outer_loss))}
-        if not self._scales:
+    def is_lost(self, info: StepInfo) -> bool:
+        """Return whether v or d is not finite, where λ has moved. Asks the device."""
+        if self.max_rollbacks is None or info.outer_loss is None:
+            return False
+        return not math.isfinite(float(info.adjoint_norm + info.hypergradient_norm))
+
+    def should_keep(self, step: int) -> bool:
+        """Return whether the state after this step is one to go back to. Not while a quantity has just grown."""
+        kept = (step + 1) % KEEP_EVERY == 0 or step + 1 == CHECK_EVERY
+        return kept and not any(scale.growths for scale in self._scales.values())
+
+    def observe(self, info: StepInfo) -> str:
+        """Return what grows if the run diverges, else an empty string. Asks the device."""
+        losses = {"inner loss": info.inner_loss, "outer loss": info.outer_loss}
+        sizes = {name: abs(float(loss)) for name, loss in losses.items() if loss is not None}
+        if not self._scales and len(sizes) == len(losses):
             comparable = min(sizes.values()) > COMPARABLE * max(sizes.values())
             self._scales = {name: Scale(quiet=KNOWN if comparable else 0) for name in sizes}
-        if info.step > 0:  # v and d start at 0.
-            sizes |= {"v": float(info.adjoint_norm), "hypergradient": float(info.hypergradient_norm)}
+        moved = {"v": float(info.adjoint_norm), "hypergradient": float(info.hypergradient_norm)}
+        if info.step > 0 and moved != self._last:  # v and d start at 0.
+            sizes |= moved
+        self._last = moved
         for name, size in sizes.items():
             self._scales.setdefault(name, Scale()).observe(size)
         if all(scale.growths < KNOWN for scale in self._scales.values()):
             return ""
         return " and ".join([name for name, scale in self._scales.items() if scale.growths])
 
+    def begin_rollback(self, what: str, step: int) -> int:
+        """Return how many rollbacks are left after this one; raise where there is none."""
+        if not self.max_rollbacks:
+            raise self.divergence(what, step)
+        return self.max_rollbacks - 1
+
+    @staticmethod
+    def divergence(what: str, step: int) -> DivergenceError:
+        """Return the error of a run that cannot go back."""
+        return DivergenceError(
+            f"{_diverged(what, step)} Use smaller step sizes where you gave some, a penalty on the parameters in the "
+            "inner loss (v needs curvature), max_adjoint_norm=, or hvp_method='autograd'."
+        )
+
+    def halved(self, caution: float, left: int) -> None:
+        """Remember that steps are `caution` times as long, and how many rollbacks are left."""
+        self.caution = caution
+        self.max_rollbacks = left
+
+    def warn(self, what: str, at: int, step: int, left: int, *, owned: bool) -> None:
+        """Warn of a rollback at one step to another."""
+        goes_on = (
+            f"It goes on from step {step} with steps half as long"
+            if owned
+            else "The outer variable goes back to its last good value, v begins anew, and their steps are half as long"
+        )
+        warnings.warn(
+            f"{_diverged(what, at)} {goes_on}; {left} such rollbacks are left.", RollbackWarning, stacklevel=6
+        )
+
+    @staticmethod
+    def copy(snapshot: Any, into: Any) -> Any:
+        """Return a copy of a nest, each tensor on its own device, in the tensors of an earlier copy where they fit."""
+        places = [] if into is None else tensors_of(into)
+        left = iter(places)
+
+        def copy_tensor(t: Tensor) -> Tensor:
+            place = next(left, None)
+            if place is None or (place.shape, place.dtype, place.device) != (t.shape, t.dtype, t.device):
+                return t.detach().clone()
+            return place.copy_(t.detach())
+
+        return map_tensors(copy_tensor, snapshot)
+
     def state_dict(self) -> dict[str, Any]:
         scales = {name: asdict(scale) for name, scale in self._scales.items()}
-        return {"max_rollbacks": self.max_rollbacks, "caution": self.caution, "scales": scales}
+        return {"max_rollbacks": self.max_rollbacks, "caution": self.caution, "scales": scales, "last": self._last}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.max_rollbacks = state["max_rollbacks"]
         self.caution = state["caution"]
         self._scales = {name: Scale(**scale) for name, scale in state["scales"].items()}
+        self._last = dict(state["last"])
+
+
+def _diverged(what: str, step: int) -> str:
+    return f"The run diverged at step {step}: {what} not finite or {GROWTH:g} times as large as before."

@@ -9,74 +9,84 @@ from __future__ import annotations
 import random
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy
 import torch
 from torch import Tensor
 from torch.utils.data.distributed import DistributedSampler
 
-from fsla.distributed import Ranks
+from fsla._json_values import among, either, items, mapping, number, record, text
+from fsla.distributed import DataParallelReducer, ProcessGroup
 from fsla.train._checkpoint import CheckpointError
-from fsla.train._data_parallel import Together
 
 _END = object()
 
 
-class RandomState(NamedTuple):
-    """The states of the generators that a program shares: torch's, NumPy's and Python's."""
+class RandomState:
+    """The states of the generators that a program shares, as JSON: torch's, NumPy's, Python's and those of GPUs."""
 
-    torch: Tensor
-    numpy: dict[str, Any]
-    python: tuple[Any, ...]
-    cuda: list[Tensor]
-
-    @classmethod
-    def now(cls, *, cuda: bool = True) -> RandomState:
+    @staticmethod
+    def now(*, cuda: bool = True) -> dict[str, Any]:
+        """Return the states. Those of GPUs are none where no GPU was used."""
         used = cuda and torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
-        on_devices = torch.cuda.get_rng_state_all() if used else []
-        return cls(torch.get_rng_state(), numpy.random.get_state(legacy=False), random.getstate(), on_devices)
+        found = numpy.random.get_state(legacy=False)
+        version, numbers, gauss = random.getstate()
+        return {
+            "torch": to_text(torch.get_rng_state()),
+            "numpy": found | {"state": {name: _packed(part) for name, part in found["state"].items()}},
+            "python": [version, _packed(numpy.array(numbers, dtype="uint32")), gauss],
+            "cuda": [to_text(state) for state in (torch.cuda.get_rng_state_all() if used else [])],
+        }
 
-    def packed(self) -> tuple[Any, ...]:
-        """The states with Python's numbers as a tensor, as checkpoints have them."""
-        version, numbers, gauss = self.python
-        return (self.torch, self.numpy, (version, torch.tensor(numbers), gauss), self.cuda)
-
-    @classmethod
-    def unpacked(cls, saved: tuple[Any, ...]) -> RandomState:
-        states, numpy_state, (version, numbers, gauss), cuda = saved
-        return cls(states, numpy_state, (version, tuple(numbers.tolist()), gauss), cuda)
-
-    def plain(self) -> list[Any]:
-        """As messages have it; without those of devices."""
-        version, numbers, gauss = self.python
-        state = self.numpy["state"] | {"key": self.numpy["state"]["key"].tolist()}
-        return [self.torch.tolist(), self.numpy | {"state": state}, [version, numbers, gauss]]
-
-    @classmethod
-    def from_plain(cls, told: list[Any]) -> RandomState:
-        states, numpy_state, (version, numbers, gauss) = told
-        key = numpy.array(numpy_state["state"]["key"], dtype=numpy.uint32)
-        numpy_state = numpy_state | {"state": numpy_state["state"] | {"key": key}}
-        return cls(torch.tensor(states, dtype=torch.uint8), numpy_state, (version, tuple(numbers), gauss), [])
+    @staticmethod
+    def set(state: dict[str, Any]) -> None:
+        """Set what `now` returned."""
+        own = state["numpy"]
+        version, numbers, gauss = state["python"]
+        torch.set_rng_state(from_text(state["torch"]))
+        numpy.random.set_state(own | {"state": {name: _unpacked(part) for name, part in own["state"].items()}})
+        random.setstate((version, tuple(_unpacked(numbers).tolist()), gauss))
+        if state["cuda"]:
+            for device, text in zip(range(torch.cuda.device_count()), state["cuda"], strict=False):
+                torch.cuda.set_rng_state(from_text(text), device)
 
     @classmethod
     @contextmanager
     def kept(cls) -> Iterator[None]:
-        """Puts the states back after what is drawn inside."""
+        """Put the states back after what is drawn inside."""
         state = cls.now()
         try:
             yield
         finally:
-            state.set()
+            cls.set(state)
 
-    def set(self) -> None:
-        torch.set_rng_state(self.torch)
-        numpy.random.set_state(self.numpy)
-        random.setstate(self.python)
-        if self.cuda:
-            for device, state in zip(range(torch.cuda.device_count()), self.cuda, strict=False):
-                torch.cuda.set_rng_state(state, device)
+
+def to_text(state: Tensor) -> str:
+    """Return the state of a torch generator as text."""
+    return state.numpy().tobytes().hex()
+
+
+def from_text(text: str) -> Tensor:
+    """Return what `to_text` made text of."""
+    return torch.frombuffer(bytearray.fromhex(text), dtype=torch.uint8)
+
+
+def _packed(part: Any) -> Any:
+    return [str(part.dtype), part.tobytes().hex()] if isinstance(part, numpy.ndarray) else part
+
+
+def _unpacked(part: Any) -> Any:
+    return numpy.frombuffer(bytearray.fromhex(part[1]), dtype=part[0]) if isinstance(part, list) else part
+
+
+_POSITION = record(
+    epoch=number(int, 0),
+    index=number(int, 0),
+    start=either(among(None), mapping),
+    start_generators=items(text),
+    generators=items(text),
+)
 
 
 class Feed:
@@ -97,8 +107,8 @@ class Feed:
         self._batches: Iterator[Any] | None = None
         self._epoch = 0
         self._index = 0
-        self._start: RandomState | None = None
-        self._start_generators: list[Tensor] = []
+        self._start: dict[str, Any] | None = None
+        self._start_generators: list[str] = []
 
     def draw(self) -> Any:
         """The next batch; the first of a new epoch where one ends."""
@@ -125,12 +135,12 @@ class Feed:
         self._index = 1
         return batch
 
-    def check_same(self, ranks: Ranks) -> None:
+    def check_same(self, ranks: ProcessGroup) -> None:
         """Raises if the loader gives each rank its own samples, and the ranks would share these out once more."""
         if any(isinstance(sampler, DistributedSampler) for sampler in self._samplers()):
-            ranks.refuse(
-                f"{self._name} must give every rank the same batches where batches='whole'. Its DistributedSampler "
-                "gives each its own. Leave the sampler out, or make opt with batches='shares'."
+            ranks.abort(
+                f"{self._name} must give every rank the same batches where split_batches=True. Its DistributedSampler "
+                "gives each its own. Leave the sampler out, or pass split_batches=False."
             )
 
     @property
@@ -142,20 +152,23 @@ class Feed:
             return None
 
     def position(self) -> dict[str, Any]:
+        """Return the place in the loader, as JSON."""
         return {
             "epoch": self._epoch,
             "index": self._index,
-            "start": None if self._start is None else self._start.packed(),
+            "start": self._start,
             "start_generators": self._start_generators,
-            "generators": [g.get_state() for g in self.generators()],
+            "generators": self.generator_states(),
         }
 
     def seek(self, position: dict[str, Any]) -> None:
         """Goes to a position by drawing. The shared random states are the caller's to put back; see `settle`."""
+        if not _POSITION(position):
+            raise ValueError(f"its place in {self._name} is malformed")
         self._epoch = position["epoch"]
         if position["start"] is not None:
-            RandomState.unpacked(position["start"]).set()
-        self._set_generators(position["start_generators"])
+            RandomState.set(position["start"])
+        self.set_generators(position["start_generators"])
         self._begin()
         assert self._batches is not None
         for i in range(position["index"]):
@@ -168,51 +181,55 @@ class Feed:
 
     def settle(self, position: dict[str, Any]) -> None:
         """Puts the loader's own generators where they were; done last, since two loaders may share one."""
-        self._set_generators(position["generators"])
+        self.set_generators(position["generators"])
 
     def _begin(self) -> None:
         if self._drawn_from:
             self._start = RandomState.now(cuda=False)
-            self._start_generators = [g.get_state() for g in self.generators()]
+            self._start_generators = self.generator_states()
         for sampler in self._samplers():
             if hasattr(sampler, "set_epoch"):  # as a DistributedSampler asks for, or every epoch has one order
                 sampler.set_epoch(self._epoch)
         self._batches = iter(self._loader)
         self._index = 0
 
-    def generators(self) -> list[torch.Generator]:
+    def generator_states(self) -> list[str]:
+        """Return the states of the loader's own generators, as text."""
+        return [to_text(g.get_state()) for g in self._generators()]
+
+    def _generators(self) -> list[torch.Generator]:
         """The generators that a DataLoader and its samplers were given, each once."""
         found = [getattr(owner, "generator", None) for owner in (self._loader, *self._samplers())]
-        return list({id(g): g for g in found if isinstance(g, torch.Generator)}.values())
+        return list(dict.fromkeys(g for g in found if isinstance(g, torch.Generator)))
 
     def _samplers(self) -> list[Any]:
         """What a DataLoader draws by: its sampler, its batch sampler, and that one's, each once."""
         batch_sampler = getattr(self._loader, "batch_sampler", None)
         found = [getattr(self._loader, "sampler", None), batch_sampler, getattr(batch_sampler, "sampler", None)]
-        return list({id(sampler): sampler for sampler in found if sampler is not None}.values())
+        return [s for i, s in enumerate(found) if s is not None and not any(s is other for other in found[:i])]
 
-    def _set_generators(self, states: list[Tensor]) -> None:
-        generators = self.generators()
+    def set_generators(self, states: list[str]) -> None:
+        """Set what `generator_states` returned."""
+        generators = self._generators()
         if len(generators) != len(states):
             raise CheckpointError(
                 f"{self._name} must have the generators that it had when the run was saved, {len(states)} of them. "
                 f"It has {len(generators)}. Make the loader as it was made then."
             )
         for generator, state in zip(generators, states, strict=True):
-            generator.set_state(state)
+            generator.set_state(from_text(state))
 
 
-def begin_together(together: Together, feeds: list[Feed]) -> None:
-    """Has all ranks draw alike from here on: each begins with the random states of rank 0."""
-    ranks = together.ranks
-    if ranks.world == 1:
+def begin_together(reducer: DataParallelReducer, feeds: list[Feed]) -> None:
+    """Make all ranks draw alike from here on: each begins with the random states of rank 0."""
+    group = reducer.ranks
+    if group.world_size == 1:
         return
-    if together.batches == "whole":
+    if reducer.split_batches:
         for feed in feeds:
-            feed.check_same(ranks)
-    own = [RandomState.now(cuda=False).plain(), [[g.get_state().tolist() for g in f.generators()] for f in feeds]]
-    shared, generators = ranks.from_first(own)
-    RandomState.from_plain(shared).set()
+            feed.check_same(group)
+    own: Any = [RandomState.now(cuda=False), [feed.generator_states() for feed in feeds]]
+    shared, generators = group.broadcast(own)
+    RandomState.set(shared)
     for feed, states in zip(feeds, generators, strict=True):
-        for generator, state in zip(feed.generators(), states, strict=True):
-            generator.set_state(torch.tensor(state, dtype=torch.uint8))
+        feed.set_generators(states)

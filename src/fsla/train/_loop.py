@@ -1,255 +1,439 @@
-"""The loop around an algorithm's steps.
+"""The loop of every run: records, evaluation, early stopping, budgets, and checkpoints that resume exactly.
 
-The clock runs only while steps are taken: preparing a program, measuring and saving are outside of it. All randomness
-comes from the run's generator, whose state is saved with the rest: on a CPU, a run that is killed and started again
-ends with the records of one that was not, times aside. (On a GPU some kernels add in no fixed order.)
+A `Stepper` takes the steps; the loop decides how many, and what happens between them. Its clock runs only while steps
+are taken: preparing, measuring and saving are outside of it.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping
-from dataclasses import asdict
+import signal
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from time import perf_counter
-from typing import NamedTuple
+from time import monotonic, perf_counter
+from typing import Any, Literal, Protocol
 
-import torch
+from torch.distributed.device_mesh import DeviceMesh
 
 from fsla._checks import positive, whole_number
-from fsla.algorithms._alternating import State
-from fsla.problems._nest import tensors
-from fsla.train._engine import Engine, make_engine
-from fsla.train._run import Progress, Run, Saves
-from fsla.train._run_records import Record, Status, measured, work
+from fsla._files import check_regular, ensure_folder, remove_orphans
+from fsla._json_values import among, either, number, record, text
+from fsla._locks import locked
+from fsla.distributed import ProcessGroup
+from fsla.train._checkpoint import CheckpointError, file_errors
+from fsla.train._loader_state import RandomState
+from fsla.train._manager import CheckpointManager, OtherRunError, Resume
+from fsla.train._process import Signals, leave
+from fsla.train._records import NAME, Bar, Journal, Record, summary_writer
 
-SAVE_EVERY_S = 10.0
-"""A run with a checkpoint is saved after so many seconds, besides where it is asked to be."""
+LOCK = "lock"
+Callback = Callable[[Any, Record], Any]
+EvalFn = Callable[[Any], Mapping[str, Any] | float]
+StopReason = Literal["steps", "patience", "callback", "budget", "diverged"]
+_COUNT = number(int, 0)
+_PROGRESS = record(
+    step=_COUNT,
+    records=_COUNT,
+    digest=text,
+    best=either(among(None), number(float)),
+    best_step=either(among(None), _COUNT),
+    since=_COUNT,
+    seconds=number(float, 0.0),
+    preparation_seconds=number(float, 0.0),
+)
 
 
-def train(
-    run: Run,
-    *,
-    steps: int,
-    every: int,
-    measure: Callable[[State], Mapping[str, object]],
-    checkpoint: str | Path | None = None,
-    save_every: int | None = None,
-    identity: Mapping[str, object] | None = None,
-    budget_s: float | None = None,
-    budget_calls: int | None = None,
-    growth: float | None = 1e6,
-    engine: str = "auto",
-    on_measure: Callable[[Record], None] = lambda record: None,
-) -> list[Record]:
-    """Takes `steps` steps and returns a record for the start, for every `every`-th step and for the last.
-
-    A record is JSON. It has what `measure` returns, with tensors and arrays as numbers and lists, and besides
-
-        step                 how many steps were taken
-        seconds              what they took; what a clock says decides nothing unless `budget_s` is given
-        preparation_seconds  what tracing, checking and compiling took
-        engine               which engine took the steps before it
-        oracles              calls so far
-        status               "running", "finished", "budget" or "diverged", the values of `Status`
-
-    and where it diverged
-
-        diverged             the quantity, the largest if several did: "lam", "omega", "trail", "inner" (the inner
-                             update's memory), "v" (the estimator's memory), "d" or "outer" (the memory of λ's update)
-                             of the state, else a measured one
-        diverged_size        its largest absolute value; None if that is not finite
-        not_finite           every quantity with a number that is not finite; such a number is None in the record
+@dataclass
+class FitResult:
+    """Result of a run.
 
     Args:
-        run: what takes the steps.
-        steps: how many.
-        every: how often to measure.
-        measure: returns quantities by name; the names above are taken.
-        checkpoint: a file to save the run in, and to resume it from if it is there.
-        save_every: saves at every step that is a multiple of it, besides every SAVE_EVERY_S seconds.
-        identity: what this is a run of, as plain values: data, seed, settings. It is saved, and a checkpoint with
-            another identity is refused.
-        budget_s: stops when steps have taken more seconds.
-        budget_calls: stops when `work` exceeds it: the same for one run on every machine.
-        growth: calls a run diverged when at a measurement the largest absolute value of a part of the state exceeds
-            growth times the larger of 1 and what it was when it was first not zero, as seen at the start, after the
-            first step and at the measurements. None leaves growth alone; numbers that are not finite always end a run.
-        engine: one of the engines of `make_engine`.
-        on_measure: is told each record.
+        records: one for every `eval_every` steps and for the last, those before a resume too.
+        num_steps: steps that were taken in all.
+        stop_reason: why it ended.
+        best_metric: the lowest value of the first quantity that `eval_fn` returned; None without one.
+        best_step: where that was; the model is left where the run ended.
+        resumed_from: the step of the checkpoint that it went on from.
     """
-    whole_number(steps, "steps", "train")
-    whole_number(every, "every", "train")
-    for value, name in ((save_every, "save_every"), (budget_calls, "budget_calls")):
-        if value is not None:
-            whole_number(value, name, "train")
-    positive(budget_s, "budget_s", "train", optional=True)
-    positive(growth, "growth", "train", optional=True)
-    if growth is not None and growth <= 1:
-        raise ValueError(f"The 'growth' of train must be more than 1, or None. Got {growth} instead.")
-    saves = Saves(run, checkpoint, save_every, SAVE_EVERY_S, identity)
-    progress = saves.begin(steps)
 
-    def spent(stride: int) -> bool:
+    records: list[Record]
+    num_steps: int
+    stop_reason: StopReason
+    best_metric: float | None
+    best_step: int | None
+    resumed_from: int | None
+
+
+@dataclass
+class Progress:
+    """How far a run is, and its best evaluation so far."""
+
+    step: int = 0
+    records: int = 0
+    digest: str = ""
+    """Of the records in the file."""
+    best: float | None = None
+    best_step: int | None = None
+    since: int = 0
+    """Evaluations since the best one."""
+    seconds: float = 0.0
+    """What the steps took."""
+    preparation_seconds: float = 0.0
+    """What tracing, checking and compiling took."""
+
+    def look(self, value: float | None) -> None:
+        """Compare an evaluation with the best one."""
+        if value is not None and (self.best is None or value < self.best):
+            self.best = value
+            self.best_step = self.step
+            self.since = 0
+        else:
+            self.since += 1
+
+
+class Stepper(Protocol):
+    """What takes the steps of a run, and what of it is saved between two steps."""
+
+    @property
+    def group(self) -> ProcessGroup:
+        """The processes that take the steps together: the first decides what depends on a clock."""
+        ...
+
+    @property
+    def mesh(self) -> DeviceMesh | None:
+        """Over which parameters in shards are spread."""
+        ...
+
+    @property
+    def subject(self) -> object:
+        """What callbacks are given."""
+        ...
+
+    @property
+    def longest(self) -> int | None:
+        """The most steps to ask for at a time."""
+        ...
+
+    @property
+    def records_start(self) -> bool:
+        """Whether there is a record of the start."""
+        ...
+
+    @property
+    def identity(self) -> Mapping[str, object]:
+        """What the run is a run of, as plain values: a checkpoint of another one is refused."""
+        ...
+
+    @property
+    def stride(self) -> int:
+        """How many steps to ask for at a time, or a multiple of it."""
+        ...
+
+    @property
+    def preparation_s(self) -> float:
+        """The seconds of `advance` so far that were no steps."""
+        ...
+
+    @property
+    def oracle_calls(self) -> int:
+        """What the run has asked for, in passes over a batch."""
+        ...
+
+    def begin(self, max_steps: int, max_seconds: float | None) -> None:
+        """Get ready to take steps."""
+        ...
+
+    def advance(self, n: int) -> None:
+        """Take n steps."""
+        ...
+
+    def measure(
+        self, progress: Progress, reason: StopReason | None, eval_fn: EvalFn | None
+    ) -> tuple[Record, float | None]:
+        """Return a record, and the number that the run is judged by; None where that is not finite.
+
+        A record with the name "diverged" ends the run.
+        """
+        ...
+
+    def evaluated(self, value: float | None) -> None:
+        """Take note of the number that the run is judged by."""
+        ...
+
+    def shown(self) -> str:
+        """Return what the last step saw, for the bar."""
+        ...
+
+    def state_dict(self) -> dict[str, object]:
+        """Return what a checkpoint holds, by name."""
+        ...
+
+    def load_state_dict(self, saved: Mapping[str, Any]) -> None:
+        """Go on where `state_dict` was called. Raise, and set nothing, where it does not fit."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """What a loop is asked for; `fit` documents it. `owner` is the function that messages name."""
+
+    owner: str
+    max_steps: int
+    output_dir: str | Path | None
+    eval_fn: EvalFn | None
+    eval_every: int
+    patience: int | None
+    callbacks: Sequence[Callback]
+    save_every: int | None
+    save_every_minutes: float | None
+    save_total_limit: int
+    resume: Resume
+    run_config: Mapping[str, object] | None
+    max_seconds: float | None
+    max_oracle_calls: int | None = None
+    progress_bar: bool = False
+    tensorboard: bool = False
+    signals: bool = False
+    """Whether SIGTERM and SIGINT save the run."""
+
+    def __post_init__(self) -> None:
+        owner = self.owner
+        for name in ("max_steps", "eval_every", "save_total_limit"):
+            whole_number(getattr(self, name), name, owner)
+        for name in ("patience", "save_every", "max_oracle_calls"):
+            if getattr(self, name) is not None:
+                whole_number(getattr(self, name), name, owner)
+        for name in ("save_every_minutes", "max_seconds"):
+            positive(getattr(self, name), name, owner, optional=True)
+        if self.resume not in (True, False, "previous"):
+            raise ValueError(f"The 'resume' of {owner} must be True, False or 'previous'. Got {self.resume!r} instead.")
+        if self.patience is not None and self.eval_fn is None:
+            raise ValueError("patience requires eval_fn=, a function of the model that returns a number.")
+        if self.tensorboard and self.output_dir is None:
+            raise ValueError("tensorboard=True needs a folder to write into. Give output_dir=.")
+        if self.tensorboard:
+            summary_writer()
+
+
+def run_loop(stepper: Stepper, settings: Settings) -> FitResult:
+    """Take the steps of a run, and return its result."""
+    group = stepper.group
+    with ExitStack() as stack:
+        progress = Progress()
+        manager = None
+        resumed_from = None
+        signals = Signals(patient=group.world_size > 1)
+        folder = None if settings.output_dir is None else Path(settings.output_dir)
+        if folder is not None:
+            group.run_on_first(partial(_take, folder, stack))
+            if settings.signals:
+                stack.enter_context(signals)
+            identity = {**stepper.identity, "run_config": settings.run_config or {}}
+            manager = CheckpointManager(folder, settings.save_total_limit, identity, group, stepper.mesh)
+            saved = manager.resume(settings.resume, partial(_set, stepper, settings.max_steps))
+            if saved is not None:
+                progress = Progress(**saved)
+                resumed_from = progress.step
+        journals = [Journal()]
+        if folder is not None:
+            opened = partial(Journal, folder, count=progress.records, digest=progress.digest, step=progress.step)
+            group.run_on_first(lambda: journals.append(opened(board=settings.tensorboard)))
+        journal = journals[-1]
+        stack.callback(journal.close)
+        journal.records = group.broadcast(journal.records)
+        bar = Bar(settings.progress_bar and group.is_first, settings.max_steps, progress.step)
+        stack.callback(lambda: bar.close(progress.step))
+        loop = _Loop(stepper, settings, progress, journal, bar, manager, signals)
+        reason = loop.run()
+        if manager is not None:
+            manager.close()
+        if loop.received:
+            leave(signal.Signals(loop.received), progress.step, loop.saved_at, stack, says=group.is_first)
+    return FitResult(journal.records, progress.step, reason, progress.best, progress.best_step, resumed_from)
+
+
+class _Loop:
+    """A loop that has begun."""
+
+    def __init__(
+        self,
+        stepper: Stepper,
+        settings: Settings,
+        progress: Progress,
+        journal: Journal,
+        bar: Bar,
+        manager: CheckpointManager | None,
+        signals: Signals,
+    ) -> None:
+        self._stepper = stepper
+        self._settings = settings
+        self._progress = progress
+        self._journal = journal
+        self._bar = bar
+        self._manager = manager
+        self._signals = signals
+        self._checked = False
+        self._pace = 1
+        """How many steps take a tenth of the time between two checkpoints."""
+        self._clock = monotonic()
+        self._saved_step = progress.step
+        self.saved_at: Path | None = None
+        self.received = 0
+        """The signal that ends the run."""
+
+    def run(self) -> StopReason:
+        settings, progress, group = self._settings, self._progress, self._stepper.group
+        reason = self._ended()
+        if self._stepper.records_start and not self._journal.records:
+            reason = self._record(reason)
+        if reason is None:
+            begun = perf_counter()
+            self._stepper.begin(settings.max_steps, settings.max_seconds)
+            progress.preparation_seconds += perf_counter() - begun
+            if self._spent():
+                reason = "budget"
+        while reason is None:
+            self._advance(self._chunk())
+            if progress.step >= settings.max_steps:
+                reason = "steps"
+            elif self._spent():
+                reason = "budget"
+            if reason is not None or progress.step % settings.eval_every == 0:
+                reason = self._record(reason)
+            if self._manager is None:
+                continue
+            minutes = settings.save_every_minutes
+            waited = minutes is not None and monotonic() - self._clock >= 60 * minutes and group.is_first
+            late, self.received = group.all_reduce_max([waited, self._signals.received or 0])
+            if late or self.received or (settings.save_every is not None and progress.step % settings.save_every == 0):
+                self._save()
+            if self.received:
+                break
+            self._manager.poll()
+        self._save()
+        return reason or "steps"
+
+    def _ended(self) -> StopReason | None:
+        """Why a run that is resumed had ended."""
+        settings, progress = self._settings, self._progress
+        if progress.step >= settings.max_steps:
+            return "steps"
+        if settings.patience is not None and progress.since >= settings.patience:
+            return "patience"
+        return "diverged" if self._journal.records and "diverged" in self._journal.records[-1] else None
+
+    def _spent(self) -> bool:
         """Whether a budget is exceeded; asked at the same steps wherever a run is saved."""
-        k = progress.state.k
-        if k % stride and k % every and k < steps:
+        settings, progress = self._settings, self._progress
+        if progress.step % self._stepper.stride and progress.step % settings.eval_every:
             return False
-        by_clock = budget_s is not None and run.ranks.from_first(progress.seconds > budget_s)
-        return by_clock or (budget_calls is not None and work(run.problem.calls) > budget_calls)
+        limit, calls = settings.max_seconds, settings.max_oracle_calls
+        by_clock = limit is not None and self._stepper.group.broadcast(progress.seconds > limit)
+        return by_clock or (calls is not None and self._stepper.oracle_calls > calls)
 
-    def note(status: Status, name: str | None) -> None:
-        record = _record(run, progress, measured(measure(progress.state)), status, name, growth)
-        progress.records.append(record)
-        on_measure(record)
+    def _chunk(self) -> int:
+        """How many steps to take now."""
+        settings, step, stride = self._settings, self._progress.step, self._stepper.stride
+        ends = [settings.max_steps, _multiple_after(step, settings.eval_every)]
+        if step == 0:
+            ends.append(1)
+        if settings.max_seconds is not None or settings.max_oracle_calls is not None:
+            ends.append(_multiple_after(step, stride))
+        if settings.save_every is not None:
+            ends.append(_multiple_after(step, settings.save_every))
+        elif self._manager is not None and settings.save_every_minutes is not None:
+            ends.append(step + max(self._pace, stride))
+        if self._stepper.longest is not None:
+            ends.append(step + self._stepper.longest)
+        return min(ends) - step
 
-    def after_step() -> None:
-        if progress.state.k == 1:  # the state has its lasting form
-            _look(progress)
-            saves.check(progress.state)
+    def _advance(self, n: int) -> None:
+        """Take n steps on the clock."""
+        stepper, progress = self._stepper, self._progress
+        prepared = stepper.preparation_s
+        begun = perf_counter()
+        stepper.advance(n)
+        elapsed = perf_counter() - begun
+        preparation = stepper.preparation_s - prepared
+        taken = max(0.0, elapsed - preparation)
+        progress.step += n
+        progress.seconds += taken
+        progress.preparation_seconds += preparation
+        if self._settings.save_every_minutes is not None:
+            pace = int(n * 6 * self._settings.save_every_minutes / max(taken, 1e-6))
+            self._pace = pace if stepper.longest == 1 else stepper.group.broadcast(pace)
+        if self._manager is not None and not self._checked:  # the states have their lasting form
+            self._manager.check(stepper.state_dict())
+        self._checked = True
+        self._bar.show(progress.step, stepper.shown)
 
-    if not progress.records:
-        note(Status.RUNNING, None)
-    stepper: Engine | None = None
-    pace = 1
-    while progress.records[-1]["status"] == Status.RUNNING:
-        goal = min(steps, _multiple_after(progress.state.k, every))
-        if stepper is None:
-            stepper = _prepared(run, progress, engine, steps, budget_s)
-            after_step()
-        while progress.state.k < goal and not spent(stepper.stride):
-            k = progress.state.k
-            ends = [goal]
-            if k == 0:
-                ends.append(1)
-            if budget_s is not None or budget_calls is not None:
-                ends.append(_multiple_after(k, stepper.stride))
-            if save_every is not None:
-                ends.append(_multiple_after(k, save_every))
-            elif checkpoint is not None:
-                ends.append(k + max(pace, stepper.stride))
-            pace = run.ranks.from_first(_advance(run, progress, stepper, min(ends) - k))
-            after_step()
-            if progress.state.k < goal and not spent(stepper.stride):
-                saves.reached(progress)
-        ended = Status.BUDGET if spent(stepper.stride) else Status.RUNNING
-        note(Status.FINISHED if progress.state.k >= steps else ended, stepper.name)
-        if progress.records[-1]["status"] == Status.RUNNING:
-            saves.reached(progress)
-    return progress.records
+    def _record(self, reason: StopReason | None) -> StopReason | None:
+        """Make a record; return why the run ends."""
+        settings, progress, group = self._settings, self._progress, self._stepper.group
+        with RandomState.kept():
+            record, value = group.broadcast(self._stepper.measure(progress, reason, settings.eval_fn))
+        if settings.eval_fn is not None:
+            progress.look(value)
+            self._stepper.evaluated(value)
+        self._journal.add(record)
+        progress.records = len(self._journal.records)
+        if "diverged" in record:
+            reason = "diverged"
+        if settings.patience is not None and progress.since >= settings.patience:
+            reason = "patience"
+        with RandomState.kept():  # what callbacks draw, perhaps on one rank alone, moves no random state of the run
+            stops = [callback(self._stepper.subject, record) is True for callback in settings.callbacks]
+        return "callback" if group.broadcast(any(stops)) else reason
 
-
-class Health(NamedTuple):
-    """The largest absolute value in each part of a state that has tensors; NaN if one of the part's numbers is."""
-
-    sizes: dict[str, float]
-
-    @property
-    def is_finite(self) -> bool:
-        return all(map(math.isfinite, self.sizes.values()))
-
-    @property
-    def largest(self) -> float:
-        return _largest(list(self.sizes.values()))
-
-
-def health(state: State) -> Health:
-    """How large a state is, part by part. The host waits for the device once."""
-    parts = {
-        "lam": state.at.lam,
-        "omega": state.at.omega,
-        "trail": state.at.trail,
-        "inner": state.inner,
-        "v": state.memory,
-        "d": state.d,
-        "outer": state.outer,
-    }
-    held = {name: [t for t in tensors(part) if t.dtype.is_floating_point and t.numel()] for name, part in parts.items()}
-    every = [t for group in held.values() for t in group]
-    if not every:
-        return Health({})
-    with torch.no_grad():
-        left = iter(torch.stack(torch._foreach_norm(every, ord=math.inf)).tolist())
-    return Health({name: _largest([next(left) for _ in group]) for name, group in held.items() if group})
+    def _save(self) -> None:
+        """Save the run, unless that was done at this step."""
+        if self._manager is None or self._saved_step == self._progress.step:
+            return
+        self._journal.flush()
+        self._progress.digest = self._journal.digest
+        parts = {"progress": dict(vars(self._progress)), **self._stepper.state_dict()}
+        self.saved_at = self._manager.save(self._progress.step, parts)
+        self._saved_step = self._progress.step
+        self._clock = monotonic()
 
 
-def _largest(sizes: list[float]) -> float:
-    return math.nan if any(map(math.isnan, sizes)) else max(sizes, default=0.0)
+def _set(stepper: Stepper, max_steps: int, path: Path, parts: Mapping[str, Any]) -> dict[str, Any]:
+    """Set everything as a checkpoint has it, and return the progress that was saved."""
+    progress: dict[str, Any] | None = parts.get("progress")
+    if progress is None or not _PROGRESS(progress):
+        raise CheckpointError(f"Cannot read {path}: its progress is malformed. Remove it, or name another file.")
+    if progress["step"] > max_steps:
+        raise OtherRunError(
+            f"{path} must be of a run that has not gone beyond the {max_steps} steps that are asked for. It is at step "
+            f"{progress['step']}. Ask for more steps, or name another folder."
+        )
+    try:
+        stepper.load_state_dict(parts)
+    except CheckpointError:
+        raise
+    except (LookupError, TypeError, ValueError, RuntimeError, AttributeError) as error:
+        raise CheckpointError(
+            f"{path} must be of this run, written with this version. It cannot be set ({type(error).__name__}: "
+            f"{error}). Name another folder, or remove it to begin anew."
+        ) from error
+    return progress
 
 
-def _look(progress: Progress) -> Health:
-    """How large the state is; what each part was when it was first not zero is kept."""
-    found = health(progress.state)
-    for name, size in found.sizes.items():
-        if 0 < size < math.inf:
-            progress.reference.setdefault(name, size)
-    return found
-
-
-def _record(
-    run: Run,
-    progress: Progress,
-    metrics: tuple[Record, list[str]],
-    status: Status,
-    engine: str | None,
-    growth: float | None,
-) -> Record:
-    clean, bad = metrics
-    record: Record = {
-        "step": progress.state.k,
-        "seconds": progress.seconds,
-        "preparation_seconds": progress.preparation_seconds,
-        "engine": engine,
-        "oracles": asdict(run.problem.calls),
-        "status": status.value,
-        **clean,
-    }
-    sizes = _look(progress).sizes
-    wild = [name for name, size in sizes.items() if not math.isfinite(size)]
-    large = [name for name, size in sizes.items() if growth is not None and size > growth * _usual(progress, name)]
-    if not (wild or large or bad):
-        return record
-    grown = None if wild else max(large, key=sizes.__getitem__, default=None)
-    return record | {
-        "status": Status.DIVERGED.value,
-        "diverged": grown or (wild + bad)[0],
-        "diverged_size": sizes[grown] if grown else None,
-        "not_finite": wild + bad,
-    }
-
-
-def _usual(progress: Progress, name: str) -> float:
-    return max(1.0, progress.reference.get(name, 0.0))
-
-
-def _prepared(run: Run, progress: Progress, name: str, steps: int, budget_s: float | None) -> Engine:
-    """The engine, made off the clock."""
-    begun = perf_counter()
-    stepper = make_engine(name, run.algorithm, run.problem, run.draw, run.generator, progress.state, steps, budget_s)
-    wait(run.device)
-    progress.preparation_seconds += perf_counter() - begun
-    return stepper
-
-
-def _advance(run: Run, progress: Progress, stepper: Engine, n: int) -> int:
-    """Takes n steps on the clock; returns how many take a tenth of the time between two saves."""
-    prepared = stepper.preparation_s
-    begun = perf_counter()
-    progress.state = stepper.advance(progress.state, n)
-    wait(run.device)
-    elapsed = perf_counter() - begun
-    preparation = stepper.preparation_s - prepared  # for a form of batch that it had not met
-    taken = max(0.0, elapsed - preparation)
-    progress.seconds += taken
-    progress.preparation_seconds += preparation
-    return int(n * SAVE_EVERY_S / 10 / max(taken, 1e-6))
+def _take(folder: Path, stack: ExitStack) -> None:
+    """Make the folder and keep other runs out of it; raise, before the first step, unless it can be written into."""
+    try:
+        ensure_folder(folder)
+        with file_errors():
+            stack.enter_context(locked(folder / LOCK, folder))
+            check_regular(folder / NAME)
+        remove_orphans(folder)
+    except OSError as error:
+        raise CheckpointError(
+            f"The folder of fit must be writable. {folder} is not: {error.strerror}. Name another folder."
+        ) from error
 
 
 def _multiple_after(k: int, n: int) -> int:
     return (k // n + 1) * n
-
-
-def wait(device: torch.device) -> None:
-    """Waits until the device has done what it was asked for."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)

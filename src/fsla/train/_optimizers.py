@@ -1,4 +1,4 @@
-"""The torch optimisers of ω, v and λ: the user's, or by default plain ones whose rates are set during the run."""
+"""The torch optimisers of ω, v and λ, and what moves a variable that has none."""
 
 from __future__ import annotations
 
@@ -9,61 +9,71 @@ from typing import Any
 import torch
 from torch import nn
 
-from fsla._tree import Tree, axpy
+from fsla._state_tree import map_tensors
+from fsla.steps._automatic import Automatic
+from fsla.steps._schedules import StepSizes
+from fsla.steps._updates import InPlace, TorchUpdate, Update, WrappedUpdate, with_innermost
 
-Maker = torch.optim.Optimizer | Callable[[Any], torch.optim.Optimizer] | None
+OptimizerFactory = torch.optim.Optimizer | Callable[[Any], torch.optim.Optimizer] | None
+NAMES = ("inner_optimizer", "adjoint_optimizer", "outer_optimizer")
 
 
-def plain(parameters: Any) -> torch.optim.Optimizer:
-    return torch.optim.SGD(parameters, lr=1.0)  # 1/L once that is known
-
-
-def made(
-    given: Maker, parameters: Mapping[str, nn.Parameter], name: str, default: Callable[[Any], torch.optim.Optimizer]
-) -> torch.optim.Optimizer:
-    """The optimiser of some parameters; raises unless it has them all and no others."""
-    maker = default if given is None else given
-    made: object = maker
-    if callable(maker) and not isinstance(maker, torch.optim.Optimizer):
-        made = maker(list(parameters.values()))
-    if not isinstance(made, torch.optim.Optimizer):
+def build_optimizer(
+    given: OptimizerFactory, parameters: Mapping[str, nn.Parameter], name: str
+) -> torch.optim.Optimizer | None:
+    """Return the optimiser of some parameters; raise unless it has them all and no others."""
+    if given is None:
+        return None
+    optimizer: object = given
+    if callable(given) and not isinstance(given, torch.optim.Optimizer):
+        optimizer = given(list(parameters.values()))
+    if not isinstance(optimizer, torch.optim.Optimizer):
         raise TypeError(
             f"{name} must be a torch.optim.Optimizer or a function of parameters that makes one. "
-            f"Got {type(made).__name__} instead."
+            f"Got {type(optimizer).__name__} instead."
         )
-    held = {id(p) for group in made.param_groups for p in group["params"]}
-    missing = [key for key, p in parameters.items() if id(p) not in held]
+    held = {p for group in optimizer.param_groups for p in group["params"]}
+    missing = [key for key, p in parameters.items() if p not in held]
     if missing:
         hint = " Give a function that makes it: v's tensors are made here." if name == "adjoint_optimizer" else ""
-        raise ValueError(f"{name} must hold every parameter that it is to move, and lacks {missing}.{hint}")
-    foreign = len(held - {id(p) for p in parameters.values()})
+        raise ValueError(f"{name} is missing parameters: {', '.join(missing)}.{hint}")
+    foreign = len(held - set(parameters.values()))
     if foreign:
         raise ValueError(f"{name} must hold the parameters that it is to move and no others. It has {foreign} more.")
-    return made
+    return optimizer
 
 
-def descend(optimizer: torch.optim.Optimizer, parameters: Mapping[str, nn.Parameter], gradient: Tree) -> None:
-    for name, p in parameters.items():
-        p.grad = gradient[name]
-    optimizer.step()
-    for p in parameters.values():
-        p.grad = None
+def in_place(update: Update, optimizer: torch.optim.Optimizer | None, parameters: Mapping[str, nn.Parameter]) -> Update:
+    """Return an update that writes into parameters: by a torch optimiser where there is one, else by its own rule."""
+    if optimizer is None:
+        return InPlace(update)
+    torch_update = TorchUpdate(optimizer, parameters)
+    return with_innermost(update, lambda innermost: torch_update)
 
 
-def with_decay(hv: Tree, v: Tree, optimizer: torch.optim.Optimizer, omega: Mapping[str, nn.Parameter]) -> Tree:
-    """H v with the curvature of the optimiser's weight decay, which is a ridge on ω."""
-    names = {id(p): name for name, p in omega.items()}
-    out = dict(hv)
-    for group in optimizer.param_groups:
-        decay = group.get("weight_decay", 0.0)
-        if decay:
-            of_group = [names[id(p)] for p in group["params"]]
-            own = {name: out[name] for name in of_group}
-            out |= axpy(decay, {name: v[name] for name in of_group}, own)
-    return out
+def describe_mover(optimizer: torch.optim.Optimizer | None, update: Update, step_sizes: StepSizes[Any]) -> str:
+    """Return what moves a variable, in words."""
+    if optimizer is not None:
+        return f"{type(optimizer).__name__}(lr={float(optimizer.param_groups[0]['lr']):g})"
+    while isinstance(update, WrappedUpdate):
+        update = update.update
+    return type(update).__name__ + (" with automatic step sizes" if isinstance(step_sizes, Automatic) else "")
+
+
+def optimizer_state(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """Return the state of a torch optimiser with strings for the numbers of its parameters."""
+    state = optimizer.state_dict()
+    return state | {"state": {str(number): entry for number, entry in state["state"].items()}}
+
+
+def set_optimizer_state(optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> None:
+    """Set what `optimizer_state` returned. Its tensors are copied, since an optimiser moves its own in place."""
+    copied = map_tensors(torch.clone, dict(state))
+    optimizer.load_state_dict({**copied, "state": {int(number): entry for number, entry in copied["state"].items()}})
 
 
 def warn_of_decay(optimizer: torch.optim.Optimizer) -> None:
+    """Warn where weight decay is decoupled from the loss."""
     decoupled = isinstance(optimizer, torch.optim.AdamW) or any(
         group.get("decoupled_weight_decay") for group in optimizer.param_groups
     )
@@ -72,5 +82,5 @@ def warn_of_decay(optimizer: torch.optim.Optimizer) -> None:
             "AdamW's decoupled weight decay is part of no loss, so v cannot know its curvature; it is taken for a "
             "ridge. For an exact hypergradient put the penalty into the inner loss and set weight_decay=0.",
             UserWarning,
-            stacklevel=4,
+            stacklevel=5,
         )

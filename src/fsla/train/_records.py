@@ -7,32 +7,20 @@ import json
 import os
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from shutil import get_terminal_size
 from time import monotonic
 from typing import Any, BinaryIO
 
-import torch
-from torch import nn
-
 from fsla._files import open_regular
-from fsla._json_values import Plain, finite, named, plain
-from fsla.train._bilevel import BilevelOptimizer
-from fsla.train._checkpoint import CheckpointError, in_words
-from fsla.train._guard import StepInfo
-from fsla.train._loader_state import RandomState
+from fsla.train._checkpoint import CheckpointError, file_errors
 
 Record = dict[str, Any]
-Evaluate = Callable[[Any], Mapping[str, Any] | float]
 
 NAME = "records.jsonl"
 BOARD = "tensorboard"
 REFRESH_S = 0.25
-_OWN = ("step", "inner_loss", "outer_loss", "hypergradient_norm", "adjoint_norm", "hessian_norm", "outer_step_scale")
-_ALONE = "evaluation"
-"""What a number is called that `evaluate` returns without a name."""
 
 
 class Journal:
@@ -55,7 +43,7 @@ class Journal:
         self._digest = hashlib.blake2b(digest_size=32)
         self._board: Any = None
         if self._path is not None:
-            with in_words():
+            with file_errors():
                 descriptor = open_regular(self._path, os.O_RDWR | os.O_APPEND | os.O_CREAT)
             self._file = os.fdopen(descriptor, "ab+", buffering=0)
             self._take_up(self._path, descriptor, count, digest)
@@ -146,54 +134,6 @@ def summary_writer() -> Any:
     return SummaryWriter
 
 
-def make_record(
-    opt: BilevelOptimizer, step: int, info: StepInfo, evaluate: Evaluate | None
-) -> tuple[Record, float | None]:
-    """A record, and the number that a run is judged by; None where it is not finite."""
-    record: dict[str, Plain] = {"step": step}
-    for name in _OWN[1:]:
-        record[name] = finite(plain(getattr(info, name), name), name, [])
-    if evaluate is None:
-        return record, None
-    metrics = _evaluated(opt.problem.model, evaluate)
-    first = next(iter(metrics.values()))
-    return record | metrics, first
-
-
-def _evaluated(model: nn.Module, evaluate: Evaluate) -> dict[str, Any]:
-    with _aside(model):
-        found = evaluate(model)
-    metrics = dict(named(found, "evaluate")) if isinstance(found, Mapping) else {_ALONE: found}
-    taken = [name for name in _OWN if name in metrics]
-    if taken or not metrics:
-        raise ValueError(
-            f"evaluate must return numbers by names of its own. Got {', '.join(map(repr, taken)) or 'none'}; the names "
-            f"{', '.join(_OWN)} are taken."
-        )
-    numbers: dict[str, Any] = {}
-    for name, value in metrics.items():
-        number = plain(value, name)
-        if isinstance(number, bool) or not isinstance(number, int | float):
-            raise TypeError(
-                f"evaluate must return a number, or numbers by name. Got {type(value).__name__} for {name!r} instead."
-            )
-        numbers[name] = finite(float(number), name, [])
-    return numbers
-
-
-@contextmanager
-def _aside(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode without gradients; modes and random states are put back."""
-    modes = [(module, module.training) for module in model.modules()]
-    model.eval()
-    try:
-        with torch.no_grad(), RandomState.kept():
-            yield
-    finally:
-        for module, training in modes:
-            module.training = training
-
-
 class Bar:
     """One line on stderr where that is a terminal; nothing elsewhere. Asks the device for numbers when it is drawn."""
 
@@ -204,11 +144,11 @@ class Bar:
         self._start = self._last = monotonic()
         self._numbers = ""
 
-    def show(self, step: int, info: StepInfo) -> None:
+    def show(self, step: int, numbers: Callable[[], str]) -> None:
         """Draw the line anew, unless it was drawn a moment ago."""
         if self._shown and monotonic() - self._last >= REFRESH_S:
             self._last = monotonic()
-            self._numbers = numbers(info)
+            self._numbers = numbers()
             self._draw(step)
 
     def close(self, step: int) -> None:
@@ -223,9 +163,3 @@ class Bar:
         width = get_terminal_size().columns - 1
         text = f"fit {step}/{self._steps}  {left}  {self._numbers}"[:width]
         print(f"\r{text:<{width}}", end="", file=sys.stderr, flush=True)
-
-
-def numbers(info: StepInfo) -> str:
-    text = f"inner {float(info.inner_loss):.4g}  outer {float(info.outer_loss):.4g}"
-    text += f"  |d| {float(info.hypergradient_norm):.3g}"
-    return text if info.hessian_norm is None else f"{text}  L {info.hessian_norm:.3g}"

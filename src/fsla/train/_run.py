@@ -1,180 +1,285 @@
-"""A run: what it needs, how far it is, and how it is saved and taken up again.
+"""A run of an algorithm on a problem of one's own: trees of tensors, and a function that draws the batches of a step.
 
-A run is saved whole: the state, the generator's state, the records, the counts and the clock. What it is a run of, its
-identity, is saved with it, so that nobody goes on with the checkpoint of another run.
+All randomness comes from the run's generator, whose state is saved with the rest: on a CPU, a run that is killed and
+started again ends with the records of one that was not, times aside. (On a GPU some kernels add in no fixed order.)
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from time import monotonic
-from typing import TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from fsla._json_values import differences, plain
-from fsla.algorithms._alternating import Algorithm, State
-from fsla.distributed import ALONE, Ranks
-from fsla.problems._batches import Sample
-from fsla.problems._counted import Counted, Counts
-from fsla.problems._reduced import stated
-from fsla.train._checkpoint import CheckpointError, check_place, load_checkpoint, pack, save_checkpoint
-from fsla.train._run_records import Record
+from fsla._checks import pick, positive
+from fsla._json_values import number, record
+from fsla._state_tree import describe, map_tensors
+from fsla._tree import Tree
+from fsla.algorithms._base import Algorithm, State
+from fsla.distributed import SINGLE_PROCESS, ProcessGroup
+from fsla.problems._batches import StepBatches
+from fsla.problems._wrappers import CountedProblem, OracleCounts
+from fsla.train._engine import ENGINES, Engine, make_engine
+from fsla.train._loop import Callback, FitResult, Progress, Settings, StopReason, run_loop
+from fsla.train._manager import Resume
+from fsla.train._records import Record
+from fsla.train._run_records import Status, health, measured, work
 
-T = TypeVar("T")
+Measure = Callable[[Any], Mapping[str, Any]]
+_COUNTS = record(**dict.fromkeys(asdict(OracleCounts()), number(int, 0)))
+_STATUS: dict[StopReason, Status] = {"steps": Status.FINISHED, "budget": Status.BUDGET}
 
 
 @dataclass
 class Run:
-    """What a loop needs: the algorithm, the counted problem, how to begin and how to draw a sample."""
-
-    algorithm: Algorithm
-    problem: Counted
-    generator: torch.Generator
-    start: Callable[[], State]
-    draw: Callable[[], Sample]
-
-    @property
-    def device(self) -> torch.device:
-        return self.generator.device
-
-    @property
-    def ranks(self) -> Ranks:
-        """Those that take its steps together: the first decides what depends on a clock, and saves."""
-        found: Ranks = stated(self.problem, "ranks", ALONE)
-        return found
-
-
-@dataclass
-class Progress:
-    """How far a run is."""
-
-    state: State
-    seconds: float = 0.0
-    """What the steps took."""
-    preparation_seconds: float = 0.0
-    """What tracing, checking and compiling took."""
-    records: list[Record] = field(default_factory=list)
-    reference: dict[str, float] = field(default_factory=dict)
-    """The size of each part of the state when it was first not zero."""
-
-
-class Saves:
-    """Where a run is saved, when, and as the run of what.
+    """What takes the steps of a run.
 
     Args:
-        run: what is saved.
-        path: the file; None saves nothing.
-        every: the run is saved at every step that is a multiple of it; None leaves that to the clock.
-        every_s: it is saved besides whenever so many seconds have passed.
-        identity: what it is a run of.
+        algorithm: such as ``fsla.algorithms.soba(rates)``.
+        problem: counts what is asked of it.
+        generator: all that `draw` draws from; its device is where the run is.
+        start: returns the first state.
+        draw: returns the batches of a step.
+        group: the processes that take the steps together.
     """
 
-    def __init__(
-        self,
-        run: Run,
-        path: str | Path | None,
-        every: int | None,
-        every_s: float,
-        identity: Mapping[str, object] | None,
-    ) -> None:
-        self._run = run
-        self._path = None if path is None else Path(path)
-        self._every = every
-        self._every_s = every_s
-        self._identity = plain({} if identity is None else identity, "identity")
-        self._last = monotonic()
-        if self._path is not None:
-            check_place(self._path)
+    algorithm: Algorithm[Any]
+    problem: CountedProblem
+    generator: torch.Generator
+    start: Callable[[], State]
+    draw: Callable[[], StepBatches]
+    group: ProcessGroup = SINGLE_PROCESS
 
-    def begin(self, steps: int) -> Progress:
-        """The run as it was saved, or at its start."""
-        ranks = self._run.ranks
-        if self._path is None or not ranks.from_first(self._path.exists()):
-            return Progress(self._run.start())
-        return self._resumed(self._path, steps)
 
-    def check(self, state: State) -> None:
-        """Raises if the state holds what a checkpoint does not: said at the first step, not when it is first saved."""
-        if self._path is not None:
-            pack(state)
+def run_algorithm(
+    run: Run,
+    *,
+    max_steps: int,
+    eval_fn: Measure,
+    eval_every: int,
+    output_dir: str | Path | None = None,
+    patience: int | None = None,
+    callbacks: Sequence[Callback] = (),
+    save_every: int | None = None,
+    save_every_minutes: float | None = 1 / 6,
+    save_total_limit: int = 1,
+    resume: Resume = True,
+    run_config: Mapping[str, object] | None = None,
+    max_seconds: float | None = None,
+    max_oracle_calls: int | None = None,
+    divergence_factor: float | None = 1e6,
+    engine: str = "auto",
+) -> FitResult:
+    """Take `max_steps` steps, with a record of the start, of every `eval_every`-th step and of the last.
 
-    def reached(self, progress: Progress) -> None:
-        """Saves the run if that is due."""
-        if self._path is None or not self._run.ranks.is_first:
-            return
-        by_step = self._every is not None and progress.state.k % self._every == 0
-        if not by_step and monotonic() - self._last < self._every_s:
-            return
-        run = self._run
-        value = {
-            **vars(progress),
-            "random": run.generator.get_state(),
-            "calls": asdict(run.problem.calls),
-            "samples": asdict(run.problem.samples),
-            "identity": self._identity,
-        }
-        save_checkpoint(self._path, value)
-        self._last = monotonic()
+    A record is JSON. It has what `eval_fn` returns, with tensors and arrays as numbers and lists, and besides
 
-    def _resumed(self, path: Path, steps: int) -> Progress:
-        saved = load_checkpoint(path, self._run.device)
-        parts: dict[str, object] = saved if isinstance(saved, dict) else {}
+        step                 how many steps were taken
+        seconds              what they took; what a clock says decides nothing unless `max_seconds` is given
+        preparation_seconds  what capturing, checking and compiling took
+        engine               which engine took the steps before it
+        oracles              calls so far
+        status               "running", "finished", "budget" or "diverged", the values of `Status`
 
-        def part(name: str, kind: type[T]) -> T:
-            value = parts.get(name)
-            if not isinstance(value, kind):
-                raise CheckpointError(
-                    f"{path} must be the checkpoint of a run. It is of something else: it has no {name!r}. "
-                    "Name another file, or remove it to begin anew."
-                )
-            return value
+    and where the run diverged
 
-        differ = differences(part("identity", dict), self._identity)
-        if differ:
-            more = f"; and {len(differ) - 8} more" if len(differ) > 8 else ""
-            raise CheckpointError(
-                f"{path} must be the checkpoint of this run. It is of another ({'; '.join(differ[:8])}{more}). "
-                "Name another file, or remove it to begin anew."
-            )
-        progress = Progress(
-            part("state", State),
-            part("seconds", float),
-            part("preparation_seconds", float),
-            part("records", list),
-            part("reference", dict),
+        diverged             the quantity, the largest if several did: a part of the state as `health` names it, else a
+                             measured one
+        diverged_size        its largest absolute value; None if that is not finite
+        not_finite           every quantity with a number that is not finite; such a number is None in the record
+
+    Args:
+        run: what takes the steps.
+        max_steps: in all, those before a resume too.
+        eval_fn: called with the state; returns quantities by name. The names above are taken.
+        eval_every: steps between two records.
+        output_dir: for records.jsonl, checkpoints and a lock; None keeps nothing.
+        patience: ends the run after so many records in a row whose first quantity is not below the lowest before.
+        callbacks: called as ``callback(run, record)`` after each record; one that returns True ends the run.
+        save_every, save_every_minutes: steps and minutes between two checkpoints; there is one at the end, too.
+        save_total_limit: how many checkpoints are kept.
+        resume: "previous" goes on from the last checkpoint but one, False refuses to go on from any.
+        run_config: what this is a run of, besides the algorithm: data, seed, settings, as plain values. A checkpoint
+            with another one is refused.
+        max_seconds: ends the run when its steps have taken longer.
+        max_oracle_calls: ends the run when `work` exceeds it: the same for one run on every machine.
+        divergence_factor: calls a run diverged when at a record the largest absolute value of a part of the state
+            exceeds this multiple of the larger of 1 and what it was when it was first not zero, as seen at the start,
+            after the first step and at the records. None leaves growth alone; numbers that are not finite always end a
+            run.
+        engine: one of the engines of `make_engine`.
+    """
+    settings = Settings(
+        owner="run_algorithm",
+        max_steps=max_steps,
+        output_dir=output_dir,
+        eval_fn=eval_fn,
+        eval_every=eval_every,
+        patience=patience,
+        callbacks=callbacks,
+        save_every=save_every,
+        save_every_minutes=save_every_minutes,
+        save_total_limit=save_total_limit,
+        resume=resume,
+        run_config=run_config,
+        max_seconds=max_seconds,
+        max_oracle_calls=max_oracle_calls,
+    )
+    positive(divergence_factor, "divergence_factor", "run_algorithm", optional=True)
+    if divergence_factor is not None and divergence_factor <= 1:
+        raise ValueError(
+            f"The 'divergence_factor' of run_algorithm must be more than 1, or None. Got {divergence_factor} instead."
         )
-        if progress.state.k > steps:
-            raise CheckpointError(
-                f"{path} must be of a run that has not gone beyond the {steps} steps that are asked for. "
-                f"It is at step {progress.state.k}. Ask for more steps, or remove it to begin anew."
-            )
-        try:
-            calls = _counts(part("calls", dict))
-            samples = _counts(part("samples", dict))
-            _check_records(progress)
-            self._run.generator.set_state(part("random", Tensor).cpu())
-        except (TypeError, RuntimeError) as error:
-            raise CheckpointError(
-                f"{path} must be of this version and device. It is not ({error}). Remove it to begin anew."
-            ) from None
-        self._run.problem.calls = calls
-        self._run.problem.samples = samples
-        return progress
+    pick(engine, dict.fromkeys(ENGINES), "engine")
+    return run_loop(AlgorithmStepper(run, engine, divergence_factor), settings)
 
 
-def _counts(saved: dict[str, int]) -> Counts:
-    if not all(isinstance(count, int) for count in saved.values()):
-        raise TypeError("its counts are not whole numbers")
-    return Counts(**saved)
+class AlgorithmStepper:
+    """Steps of a functional run.
+
+    Args:
+        run: what takes the steps.
+        engine: the name of the engine.
+        divergence_factor: the growth that ends the run.
+    """
+
+    longest = None
+    mesh = None
+    records_start = True
+
+    def __init__(self, run: Run, engine: str, divergence_factor: float | None) -> None:
+        self.subject = run
+        self.group = run.group
+        self._run = run
+        self._name = engine
+        self._factor = divergence_factor
+        self._engine: Engine | None = None
+        self._state: State | None = None
+        self._reference: dict[str, float] = {}
+        """The size of each part of the state when it was first not zero."""
+
+    @property
+    def identity(self) -> Mapping[str, object]:
+        return {"algorithm": describe(self._run.algorithm)}
+
+    @property
+    def state(self) -> State:
+        """Where the run is."""
+        if self._state is None:
+            self._state = self._run.start()
+        return self._state
+
+    @property
+    def stride(self) -> int:
+        return 1 if self._engine is None else self._engine.stride
+
+    @property
+    def preparation_s(self) -> float:
+        return 0.0 if self._engine is None else self._engine.preparation_s
+
+    @property
+    def oracle_calls(self) -> int:
+        return work(self._run.problem.calls)
+
+    def begin(self, max_steps: int, max_seconds: float | None) -> None:
+        run = self._run
+        self._engine = make_engine(
+            self._name, run.algorithm, run.problem, run.draw, run.generator, self.state, max_steps, max_seconds
+        )
+        self._wait()
+
+    def advance(self, n: int) -> None:
+        assert self._engine is not None
+        self._state = self._engine.advance(self.state, n)
+        self._wait()
+        if self._state.step_count == 1:  # the state has its lasting form
+            self._look()
+
+    def measure(self, progress: Progress, reason: StopReason | None, eval_fn: Any) -> tuple[Record, float | None]:
+        clean, bad = measured(eval_fn(self.state))
+        found: Record = {
+            "step": progress.step,
+            "seconds": progress.seconds,
+            "preparation_seconds": progress.preparation_seconds,
+            "engine": None if self._engine is None else self._engine.name,
+            "oracles": asdict(self._run.problem.calls),
+            "status": (Status.RUNNING if reason is None else _STATUS[reason]).value,
+            **clean,
+        }
+        first = next(iter(clean.values()), None)
+        value = float(first) if isinstance(first, int | float) else None
+        sizes, factor = self._look(), self._factor
+        wild = [name for name, size in sizes.items() if not math.isfinite(size)]
+        usual = {name: max(1.0, self._reference.get(name, 0.0)) for name in sizes}
+        large = [name for name, size in sizes.items() if factor is not None and size > factor * usual[name]]
+        if wild or large or bad:
+            grown = None if wild else max(large, key=sizes.__getitem__, default=None)
+            found |= {
+                "status": Status.DIVERGED.value,
+                "diverged": grown or (wild + bad)[0],
+                "diverged_size": sizes[grown] if grown else None,
+                "not_finite": wild + bad,
+            }
+        return found, value
+
+    def evaluated(self, value: float | None) -> None:
+        pass
+
+    def shown(self) -> str:
+        return ""
+
+    def state_dict(self) -> dict[str, object]:
+        return {
+            "state": self.state,
+            "reference": self._reference,
+            "random": self._run.generator.get_state(),
+            "calls": asdict(self._run.problem.calls),
+            "samples": asdict(self._run.problem.samples),
+        }
+
+    def load_state_dict(self, saved: Mapping[str, Any]) -> None:
+        run, state, reference = self._run, saved["state"], saved["reference"]
+        start = run.start()
+        if type(state) is not type(start):
+            raise TypeError(f"its state is a {type(state).__name__}, not a {type(start).__name__}")
+        for name, own, like in (
+            ("lam", state.lam.value, start.lam.value),
+            ("omega", state.omega.value, start.omega.value),
+            ("direction", state.direction, start.direction),
+            ("v", state.v, start.v),
+        ):
+            if _forms(own) != _forms(like):
+                raise ValueError(f"{name} has other tensors")
+        if not (_COUNTS(saved["calls"]) and _COUNTS(saved["samples"])):
+            raise ValueError("its counts are not whole numbers")
+        if not all(isinstance(size, float) for size in reference.values()):
+            raise ValueError("its sizes are not numbers")
+        if state.step_count != saved["progress"]["step"]:
+            raise ValueError("its state is of another step")
+        run.generator.set_state(saved["random"])
+        run.problem.calls = OracleCounts(**saved["calls"])
+        run.problem.samples = OracleCounts(**saved["samples"])
+        self._reference = dict(reference)
+        self._state = map_tensors(lambda t: t.to(run.generator.device) if t.dtype != torch.uint8 else t, state)
+
+    def _look(self) -> dict[str, float]:
+        """Return how large the state is; keep what each part was when it was first not zero."""
+        sizes = health(self.state)
+        for name, size in sizes.items():
+            if 0 < size < math.inf:
+                self._reference.setdefault(name, size)
+        return sizes
+
+    def _wait(self) -> None:
+        """Return when the device has done what it was asked for."""
+        if self._run.generator.device.type == "cuda":
+            torch.cuda.synchronize(self._run.generator.device)
 
 
-def _check_records(progress: Progress) -> None:
-    records = progress.records
-    if not records or not all(isinstance(record, dict) and "status" in record for record in records):
-        raise TypeError("its records are not those of a run")
-    if not all(isinstance(size, float) for size in progress.reference.values()):
-        raise TypeError("its sizes are not numbers")
+def _forms(tree: Tree) -> dict[str, tuple[torch.dtype, tuple[int, ...]]]:
+    tensors: dict[str, Tensor] = dict(tree)
+    return {name: (t.dtype, tuple(t.shape)) for name, t in tensors.items()}

@@ -1,15 +1,20 @@
-"""What a run says of itself: records that are JSON, how it stands, and what it has asked for."""
+"""What the record of an algorithm's run holds: measured quantities as JSON, oracle calls, how the run stands."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
+from dataclasses import fields
 from enum import StrEnum
-from typing import Any
+
+import torch
 
 from fsla._json_values import finite, named, plain
-from fsla.problems._counted import Counts
-
-Record = dict[str, Any]
+from fsla._state_tree import tensors_of
+from fsla.algorithms._base import State
+from fsla.problems._wrappers import OracleCounts
+from fsla.steps._updates import Variable
+from fsla.train._records import Record
 
 
 class Status(StrEnum):
@@ -27,26 +32,54 @@ OWN = (
 """The names in a record that are the loop's own."""
 
 
-def work(counts: Counts) -> int:
-    """What a run has asked for, in passes over a batch: gradients and products, a joint pass once.
+def work(counts: OracleCounts) -> int:
+    """Return what a run has asked for, in passes over a batch: gradients and products, a joint pass once.
 
     ∂_λ F is not among them: it comes with ∂_ω F, or without a pass.
     """
-    products = counts.hvp + counts.cross + counts.cross_t - counts.joint
-    return counts.grad + counts.forward + counts.d_omega + products
+    products = counts.hvp + counts.mixed_hvp + counts.mixed_hvp_transpose - counts.joint
+    return counts.grad + counts.forward + counts.outer_grad_omega + products
 
 
 def measured(metrics: object) -> tuple[Record, list[str]]:
-    """What was measured as JSON, with None in the place of numbers that are not finite; and where these were."""
+    """Return what was measured as JSON, None in the place of numbers that are not finite, and where these were."""
     if not isinstance(metrics, Mapping):
         raise TypeError(
-            f"'measure' must return a mapping from names to numbers. Got {type(metrics).__name__} instead. "
+            f"'eval_fn' must return a mapping from names to numbers. Got {type(metrics).__name__} instead. "
             'Write {"loss": loss}.'
         )
     if taken := [name for name in OWN if name in metrics]:
         raise ValueError(
-            f"What 'measure' returns must have names of its own. Got {', '.join(map(repr, taken))}, which the loop "
+            f"What 'eval_fn' returns must have names of its own. Got {', '.join(map(repr, taken))}, which the loop "
             "itself writes into each record. Choose other names."
         )
     bad: list[str] = []
-    return {name: finite(plain(x, str(name)), str(name), bad) for name, x in named(metrics, "'measure'")}, bad
+    return {name: finite(plain(x, str(name)), str(name), bad) for name, x in named(metrics, "'eval_fn'")}, bad
+
+
+def health(state: State) -> dict[str, float]:
+    """Return the largest absolute value in each part of a state; NaN if one of the part's numbers is.
+
+    The parts are the fields that hold tensors, but what the step sizes measured; the memory of a variable's update is
+    a part by itself, such as "omega.memory". The host waits for the device once.
+    """
+    parts: dict[str, object] = {}
+    for f in fields(state):
+        part = getattr(state, f.name)
+        if isinstance(part, Variable):
+            parts |= {f.name: part.value, f"{f.name}.memory": part.memory}
+        elif f.name != "measured":
+            parts[f.name] = part
+    held = {
+        name: [t for t in tensors_of(part) if t.dtype.is_floating_point and t.numel()] for name, part in parts.items()
+    }
+    every = [t for group in held.values() for t in group]
+    if not every:
+        return {}
+    with torch.no_grad():
+        left = iter(torch.stack(torch._foreach_norm(every, ord=math.inf)).tolist())
+    return {name: _largest([next(left) for _ in group]) for name, group in held.items() if group}
+
+
+def _largest(sizes: list[float]) -> float:
+    return math.nan if any(map(math.isnan, sizes)) else max(sizes)

@@ -1,88 +1,156 @@
-"""Weights of training data as modules: λ is a logit for each sample or group, and a weight lies in (0, 1).
+"""Weights of training data as modules, to hand to a bilevel optimizer as `outer`.
 
-weights = fsla.GroupWeights(source_of_each_sample)
-inner = lambda model, weights, batch: (weights(batch["group"]) * losses(model, batch)).mean()
-opt = fsla.FSLA(model, weights, inner_loss=inner, outer_loss=outer)
+weights = fsla.GroupWeights(["web", "forum", "vendor"])
+inner_loss = lambda model, weights, batch: (weights(batch["source"]) * losses(model, batch)).mean()
+bilevel = fsla.SOBA(model, weights, inner_loss=inner_loss, outer_loss=outer_loss)
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from fsla._checks import whole_number
+from fsla._checks import positive, whole_number
 
 
 class SampleWeights(nn.Module):
-    """A weight for each of `count` samples; called with their numbers.
+    """A weight in (0, 1) for each sample, the sigmoid of a logit; called with the samples' numbers.
 
     Args:
-        count: how many there are.
-        start: the weight that all begin with.
+        num_samples: how many there are.
+        init: the weight that all begin with.
+
+    Example:
+        >>> import torch
+        >>> weights = SampleWeights(1000, init=0.9)
+        >>> weights(torch.tensor([0, 999])).detach()
+        tensor([0.9000, 0.9000])
     """
 
-    def __init__(self, count: int, *, start: float = 0.5) -> None:
+    def __init__(self, num_samples: int, *, init: float = 0.5) -> None:
         super().__init__()
-        whole_number(count, "count", type(self).__name__)
-        if not 0 < start < 1:
-            raise ValueError(f"The 'start' of {type(self).__name__} must lie in (0, 1). Got {start} instead.")
-        self.logit = nn.Parameter(torch.full((count,), math.log(start / (1 - start))))
+        whole_number(num_samples, "num_samples", "SampleWeights")
+        if not 0 < init < 1:
+            raise ValueError(f"The 'init' of SampleWeights must lie in (0, 1). Got {init} instead.")
+        self.logit = nn.Parameter(torch.full((num_samples,), math.log(init / (1 - init))))
 
     def forward(self, index: Tensor) -> Tensor:
         return self.logit[index].sigmoid()
 
     @property
-    def values(self) -> Tensor:
-        """All weights, as they stand."""
+    def weights(self) -> Tensor:
+        """The weights of all samples, without a graph."""
         return self.logit.detach().sigmoid()
 
 
-class GroupWeights(SampleWeights):
-    """A weight for each group (source, annotator, crawl, class); called with the groups' numbers.
+class GroupWeights(nn.Module):
+    """A weight for each group (source, annotator, class), with mean 1: the softmax of logits times their number.
+
+    Called with names, such as the list of strings that a batch has, or with a tensor of the groups' indices.
 
     Args:
-        groups: the group of each sample, by any names; or how many groups there are.
-        start: the weight that all begin with.
+        groups: the names, or the group of each sample, where a name may come more than once; or how many groups there
+            are, which are then named 0, 1, …
+        init: the weights that they begin with, by name; only their ratios matter. By default all are 1.
+
+    Attributes:
+        names: the groups, in the order in which they first came.
+        group_index: the index of the group of each entry of `groups`.
+
+    Example:
+        >>> weights = GroupWeights(["web", "forum", "vendor"])
+        >>> weights(["vendor", "web"]).detach()
+        tensor([1., 1.])
+        >>> weights.as_dict()
+        {'web': 1.0, 'forum': 1.0, 'vendor': 1.0}
     """
 
-    index: Tensor
-    """The number of each sample's group, which the weights are called with."""
+    group_index: Tensor
 
-    def __init__(self, groups: int | Iterable[Any], *, start: float = 0.5) -> None:
+    def __init__(self, groups: int | Iterable[Any], *, init: Mapping[Any, float] | None = None) -> None:
+        super().__init__()
         if isinstance(groups, int):
-            names: list[Any] = list(range(groups))
-            index = torch.arange(groups)
-        else:
-            given = groups.tolist() if hasattr(groups, "tolist") else list(groups)
-            numbers: dict[Any, int] = {}
-            index = torch.tensor([numbers.setdefault(name, len(numbers)) for name in given], dtype=torch.int64)
-            names = list(numbers)
-            if not names:
-                raise ValueError("GroupWeights must be given the group of each sample. Got no samples.")
-        super().__init__(len(names), start=start)
-        self.names = names
-        self.register_buffer("index", index, persistent=False)
+            whole_number(groups, "groups", "GroupWeights")
+            groups = range(groups)
+        self._indices: dict[Any, int] = {}
+        index = [self._indices.setdefault(name, len(self._indices)) for name in _as_list(groups)]
+        if len(self._indices) < 2:
+            raise ValueError(
+                f"GroupWeights needs at least two groups, since the mean weight is 1. Got {len(self._indices)}."
+            )
+        self.logit = nn.Parameter(torch.zeros(len(self._indices)) if init is None else self._logits(init))
+        self.register_buffer("group_index", torch.tensor(index), persistent=False)
 
-    def table(self) -> dict[Any, float]:
-        """The weights by the groups' names."""
-        return dict(zip(self.names, self.values.tolist(), strict=True))
+    def _logits(self, init: Mapping[Any, float]) -> Tensor:
+        if init.keys() != self._indices.keys():
+            raise ValueError(
+                f"The 'init' of GroupWeights must have a weight for each group: {', '.join(map(repr, self.names))}. "
+                f"Got {', '.join(map(repr, init))} instead."
+            )
+        for name in self.names:
+            positive(init[name], f"init[{name!r}]", "GroupWeights")
+        weights = torch.tensor([float(init[name]) for name in self.names])
+        return (weights / weights.mean()).log()
+
+    @property
+    def names(self) -> list[Any]:
+        return list(self._indices)
+
+    def forward(self, groups: Tensor | Iterable[Any]) -> Tensor:
+        index = groups if isinstance(groups, Tensor) else self._index_of(groups)
+        return self._all()[index]
+
+    def _index_of(self, names: Iterable[Any]) -> Tensor:
+        try:
+            index = [self._indices[name] for name in _as_list(names)]
+        except KeyError as error:
+            raise ValueError(
+                f"Unknown group {error.args[0]!r}. GroupWeights has {', '.join(map(repr, self.names))}; a tensor is "
+                "taken for indices."
+            ) from None
+        return torch.tensor(index, device=self.logit.device)
+
+    def _all(self) -> Tensor:
+        return len(self.logit) * self.logit.softmax(0)
+
+    @property
+    def weights(self) -> Tensor:
+        """The weights of all groups, without a graph."""
+        return self._all().detach()
+
+    def as_dict(self) -> dict[Any, float]:
+        """Return the weights by the groups' names."""
+        return dict(zip(self.names, self.weights.tolist(), strict=True))
 
 
 class ProductWeights(nn.Module):
-    """The product of several weights (of the source and of the annotator, say); called with a number for each."""
+    """The product of several weights, of the source and of the annotator, say; called with what each is called with.
 
-    def __init__(self, *parts: SampleWeights) -> None:
+    Args:
+        parts: the modules of the factors, such as `GroupWeights`.
+    """
+
+    def __init__(self, *parts: nn.Module) -> None:
         super().__init__()
         if len(parts) < 2:
             raise ValueError(f"ProductWeights must have at least two factors. Got {len(parts)}.")
         self.parts = nn.ModuleList(parts)
 
-    def forward(self, *indices: Tensor) -> Tensor:
-        if len(indices) != len(self.parts):
-            raise ValueError(f"There are {len(self.parts)} factors, which need a number each. Got {len(indices)}.")
-        factors = [part(index) for part, index in zip(self.parts, indices, strict=True)]
-        return torch.stack(factors).prod(0)
+    def forward(self, *groups: Any) -> Tensor:
+        if len(groups) != len(self.parts):
+            raise ValueError(
+                f"ProductWeights has {len(self.parts)} factors, and must be called with as many arguments. "
+                f"Got {len(groups)}."
+            )
+        return torch.stack([part(group) for part, group in zip(self.parts, groups, strict=True)]).prod(0)
+
+
+def _as_list(names: Iterable[Any]) -> list[Any]:
+    """Names as Python values; an array or a column of a table has `tolist`."""
+    if isinstance(names, str):
+        raise TypeError(f"Groups must be a list of names. Got the string {names!r}; use [{names!r}].")
+    return list(getattr(names, "tolist", lambda: names)())

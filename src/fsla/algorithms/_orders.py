@@ -1,0 +1,312 @@
+"""The two orders in which λ, ω and v move.
+
+Alternating     λ by d, then ω and v, then d at the new point (Algorithm 1); with `outer_last` ω, v, d and then λ
+Simultaneous    all three from one point (SOBA)
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Literal, NamedTuple
+
+from fsla._checks import whole_number
+from fsla._state_tree import saved
+from fsla._tree import Leaves, Scalar, Tree, clone, dense, sub, zeros_like
+from fsla.algorithms._base import Algorithm, State
+from fsla.hypergradients._estimators import HypergradientEstimator, Tracked
+from fsla.problems._batches import BatchSpec
+from fsla.problems._views import Point
+from fsla.steps._context import StepContext, descend
+from fsla.steps._momentum import SPIDER, STORM, Direction, NoMomentum, Position
+from fsla.steps._updates import Variable
+
+
+class SharedBatchWarning(UserWarning):
+    """STORM on batches that also moved ω and v: its direction keeps a bias."""
+
+
+@saved
+@dataclass(frozen=True)
+class AlternatingState(State):
+    """State of `Alternating`.
+
+    Args:
+        adjoint: the memory of the estimator, v where it tracks one; {} where it has none.
+        trajectory: the inner moves that led to ω, where the estimator unrolls them and the momentum looks back.
+        first_omega: where ω restarts, where it does.
+    """
+
+    adjoint: Variable
+    trajectory: tuple[tuple[Tree, Scalar], ...] = ()
+    first_omega: Tree = field(default_factory=dict)
+
+    @property
+    def v(self) -> Tree:
+        return self.adjoint.value
+
+    @property
+    def position(self) -> Position:
+        return Position(Point(self.lam.value, self.omega.value, self.trajectory), self.adjoint.value)
+
+
+@saved
+@dataclass(frozen=True)
+class SensitivityState(AlternatingState):
+    """State of `Alternating` where the memory of the estimator is dω/dλ, and there is no v."""
+
+    @property
+    def v(self) -> Tree:
+        return {}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Alternating(Algorithm[AlternatingState]):
+    """Algorithm 1 and its relatives.
+
+    Args:
+        estimator: of the hypergradient.
+        momentum: how d is made from it.
+        inner_steps: moves of ω a step; with `growth`, ⌈inner_steps (k+1)^growth⌉ at step k.
+        warm_up: moves of ω before the first step, on its batch.
+        restart: whether ω restarts from the run's first ω at every step.
+        adjoint_at: whether v moves at the "old_params" (Algorithm 1) or at the "new_params".
+        outer_last: whether λ moves last, along this step's d: the same cycle begun elsewhere, so that λ's first move
+            knows of v.
+    """
+
+    estimator: HypergradientEstimator = field(default_factory=Tracked)
+    momentum: Direction = field(default_factory=STORM)
+    inner_steps: int = 1
+    growth: float = 0.0
+    warm_up: int = 0
+    restart: bool = False
+    adjoint_at: Literal["old_params", "new_params"] = "old_params"
+    outer_last: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        whole_number(self.inner_steps, "inner_steps", type(self).__name__)
+        whole_number(self.warm_up, "warm_up", type(self).__name__, least=0)
+        if self.outer_last and self.momentum.looks_back:
+            raise ValueError(
+                f"With outer_last, the momentum of {type(self).__name__} must not look back. Got {self.momentum}."
+            )
+        if self.adjoint_at not in ("old_params", "new_params"):
+            raise ValueError(f"'adjoint_at' must be 'old_params' or 'new_params'. Got {self.adjoint_at!r} instead.")
+
+    @property
+    def batches(self) -> BatchSpec:
+        steps = 1 if self.growth else self.inner_steps
+        return BatchSpec(inner_grad=steps, hvp=self.estimator.hvp_batches(self.inner_steps))
+
+    @property
+    def looks_back(self) -> bool:
+        return self.momentum.looks_back
+
+    @property
+    def capturable(self) -> bool:
+        return super().capturable and self.estimator.capturable and not self.growth
+
+    @property
+    def moves_adjoint(self) -> bool:
+        return self.estimator.moves_adjoint
+
+    def start(self, state: State, step: StepContext) -> AlternatingState:
+        if step.batches.mode == "shared" and self.momentum.looks_back:
+            warnings.warn(_BIASED, SharedBatchWarning, stacklevel=4)
+        at, omega = descend(step, state.point, state.omega, self.warm_up, batches=step.batches.inner_grad[:1])
+        first = clone(omega.value) if self.restart else {}
+        adjoint = step.updates.adjoint.init(self.estimator.memory(at))
+        position = Position(Point(at.lam, at.omega), adjoint.value)
+        d = state.direction if self.outer_last else dense(self.estimator.gradient(step, position))
+        kind = SensitivityState if self.estimator.carries_sensitivity else AlternatingState
+        return kind(0, state.lam, omega, d, state.measured, adjoint, (), first)
+
+    def move(self, state: AlternatingState, step: StepContext) -> AlternatingState:
+        rates, updates = step.rates, step.updates
+        lam, omega, adjoint, measured = state.lam, state.omega, state.adjoint, state.measured
+        back = self.momentum.asks_back(rates.new_grad_weight)
+        old = self.keep(state.position) if back else state.position
+        if not self.outer_last:
+            lam = updates.outer(lam, state.direction, rates.outer_lr)  # line 3
+        here = Point(lam.value, omega.value)
+        if self.adjoint_at == "old_params":  # line 7, first, since its product leaves the gradient of line 6 too
+            adjoint, measured = self.estimator.advance(step, here, adjoint, measured)
+        if self.restart:
+            omega = updates.inner.set(omega, state.first_omega)
+            here = Point(lam.value, omega.value)
+        growth = (step.step_count + 1) ** self.growth if self.growth else 1
+        count = math.ceil(self.inner_steps * growth)
+        at, omega = descend(step, here, omega, count, keep=self._keep_omega)  # line 6
+        if self.adjoint_at == "new_params":
+            if step.batches.hvp[0] is step.batches.mixed_hvp[0]:  # H v and J v' are of one graph
+                step.inner_at(at, step.batches.hvp[0]).linearized()
+            adjoint, measured = self.estimator.advance(step, at, adjoint, measured)
+        g = self.estimator.gradient(step, Position(at, adjoint.value))  # line 8
+        g_old = self.estimator.gradient(step, old) if back else {}
+        d = self.momentum(g, g_old, state.direction, rates.new_grad_weight)  # line 9
+        if self.outer_last:
+            lam = updates.outer(lam, d, rates.outer_lr)
+        trajectory = at.trajectory if self.momentum.looks_back else ()
+        return replace(
+            state, lam=lam, omega=omega, adjoint=adjoint, direction=d, measured=measured, trajectory=trajectory
+        )
+
+    @property
+    def _keep_omega(self) -> Callable[[Tree], Tree] | None:
+        """How the states of a trajectory are kept, where the estimator needs one."""
+        if not self.estimator.unrolls:
+            return None
+        return clone if self.updates.in_place else dict
+
+
+_BIASED = (
+    "STORM needs the batches of its gradients drawn independently of those that move omega and v; on shared ones its "
+    "direction keeps a bias for ever. Draw batches 'grouped' or 'independent' (for a module: give step "
+    "independent_batches=), or take momentum='none' or 'average'."
+)
+
+
+@saved
+@dataclass(frozen=True)
+class SimultaneousState(State):
+    """State of `Simultaneous`.
+
+    Args:
+        adjoint: v; {} where an estimator solves for it.
+        omega_direction, adjoint_direction: of ω and v; {} where they are not remembered.
+        before: where the step before began, where a momentum looks back.
+    """
+
+    adjoint: Variable
+    omega_direction: Tree
+    adjoint_direction: Tree
+    before: Position | None
+
+    @property
+    def v(self) -> Tree:
+        return self.adjoint.value
+
+
+class Gradients(NamedTuple):
+    """Of ω, v and λ at one position; that of v is H v - ∂_ω F, in two parts."""
+
+    omega: Tree
+    hv: Tree
+    b: Tree
+    lam: Leaves
+
+    @property
+    def adjoint(self) -> Tree:
+        return sub(self.hv, self.b)
+
+
+_NONE = Gradients({}, {}, {}, {})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Simultaneous(Algorithm[SimultaneousState]):
+    """SOBA and its relatives: ω by ∂_ω G, v by H v - ∂_ω F and λ by ∂_λ F - J v, all three from one point.
+
+    Args:
+        inner_momentum, adjoint_momentum, outer_momentum: how the directions of ω, v and λ are made.
+        estimator: one that solves for v at the point; then ω and λ alone move.
+        delayed_outer: whether λ moves by the d of the step before.
+    """
+
+    inner_momentum: Direction = field(default_factory=NoMomentum)
+    adjoint_momentum: Direction = field(default_factory=NoMomentum)
+    outer_momentum: Direction = field(default_factory=NoMomentum)
+    estimator: HypergradientEstimator | None = None
+    delayed_outer: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.outer_every > 1 and self.inner_momentum.looks_back:
+            raise ValueError(
+                "outer_every must be 1 where the momentum of omega looks back, since plain steps leave its direction "
+                f"stale. Got {self.outer_every} with {self.inner_momentum}."
+            )
+
+    @property
+    def batches(self) -> BatchSpec:
+        if self.estimator is None:
+            return BatchSpec(hvp=0, outer_grad_lam=0, mixed_hvp=0)
+        return BatchSpec(hvp=self.estimator.hvp_batches(1))
+
+    @property
+    def at_one_point(self) -> bool:
+        return not self.looks_back
+
+    @property
+    def capturable(self) -> bool:
+        solved = self.estimator is None or self.estimator.capturable
+        return super().capturable and solved and not any(isinstance(m, SPIDER) for m in self._momenta)
+
+    @property
+    def moves_adjoint(self) -> bool:
+        return self.estimator is None
+
+    @property
+    def _momenta(self) -> tuple[Direction, Direction, Direction]:
+        return self.inner_momentum, self.adjoint_momentum, self.outer_momentum
+
+    @property
+    def looks_back(self) -> bool:
+        return any(momentum.looks_back for momentum in self._momenta)
+
+    def start(self, state: State, step: StepContext) -> SimultaneousState:
+        omega = state.omega.value
+        adjoint = Variable({}) if self.estimator else step.updates.adjoint.init(zeros_like(omega))
+        here = Position(state.point, adjoint.value)
+        d_omega, d_adjoint, d = zeros_like(omega), zeros_like(adjoint.value), state.direction
+        if self.looks_back or self.estimator:
+            first = self._gradients(step, here)
+            d_omega, d_adjoint, d = first.omega, first.adjoint, dense(first.lam)
+        before = self.keep(here) if self.looks_back else None
+        d_omega = d_omega if self.inner_momentum.remembers else {}
+        d_adjoint = d_adjoint if self.adjoint_momentum.remembers else {}
+        return SimultaneousState(0, state.lam, state.omega, d, state.measured, adjoint, d_omega, d_adjoint, before)
+
+    def move(self, state: SimultaneousState, step: StepContext) -> SimultaneousState:
+        rates, updates = step.rates, step.updates
+        weight = rates.new_grad_weight
+        adjoint, measured = state.adjoint, state.measured
+        here = Position(state.point, adjoint.value)
+        new = self._gradients(step, here)
+        back = state.before is not None and any(momentum.asks_back(weight) for momentum in self._momenta)
+        old = self._gradients(step, state.before) if back and state.before is not None else _NONE
+        d_omega = self.inner_momentum(new.omega, old.omega, state.omega_direction, weight)
+        remembered: Tree = {}
+        if self.inner_momentum.remembers:  # The optimiser of a module may change its gradient in place.
+            remembered = clone(d_omega) if updates.in_place else d_omega
+        d = self.outer_momentum(new.lam, old.lam, state.direction, weight)
+        before = self.keep(here) if self.looks_back else None
+        d_adjoint: Tree = {}
+        if self.estimator is None:
+            residual, measured = step.step_sizes.residual(adjoint.value, new.hv, new.b, measured)
+            d_adjoint = self.adjoint_momentum(residual, old.adjoint, state.adjoint_direction, weight)
+            adjoint = updates.adjoint(adjoint, d_adjoint, rates.adjoint_lr)
+        return replace(
+            state,
+            omega=updates.inner(state.omega, d_omega, rates.inner_lr),
+            adjoint=adjoint,
+            lam=updates.outer(state.lam, state.direction if self.delayed_outer else d, rates.outer_lr),
+            direction=d,
+            omega_direction=remembered,
+            adjoint_direction=d_adjoint if self.adjoint_momentum.remembers else {},
+            before=before,
+            measured=measured,
+        )
+
+    def _gradients(self, step: StepContext, position: Position) -> Gradients:
+        at, v = position
+        inner = step.inner_at(at, step.batches.inner_grad[0])
+        if self.estimator is not None:
+            return Gradients(inner.grad_omega, {}, {}, self.estimator.gradient(step, position))
+        hv, jv = inner.products(v)
+        by_omega, by_lam = step.outer_at(at, step.batches.outer_grad_omega[0]).gradients()
+        return Gradients(inner.grad_omega, hv, by_omega, sub(by_lam, jv))

@@ -1,0 +1,174 @@
+"""Samples that live on several processes: which rank owns which, and how each rank draws its own.
+
+Rank r of W owns the samples n r / W … n (r+1) / W - 1 (rounded down), and with them their weights. A batch of B
+samples is then B / W of each rank's own, a `BatchShard`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from fsla._checks import whole_number
+from fsla._state_tree import saved
+from fsla._tree import Tree
+from fsla.distributed._partition import BatchShard, rows_of_rank
+
+
+@saved
+@dataclass(frozen=True)
+class IndexRange:
+    """The samples that a rank owns: `start` … `stop` - 1.
+
+    Args:
+        num_samples: the samples of all ranks together.
+        rank, world_size: which rank owns them, of how many.
+    """
+
+    num_samples: int
+    rank: int = 0
+    world_size: int = 1
+
+    @classmethod
+    def for_this_rank(cls, num_samples: int, group: dist.ProcessGroup | None = None) -> IndexRange:
+        """Return the samples of this process; all samples where there is no process group."""
+        whole_number(num_samples, "num_samples", "IndexRange")
+        if not (dist.is_available() and dist.is_initialized()):
+            return cls(num_samples)
+        return cls(num_samples, dist.get_rank(group), dist.get_world_size(group))
+
+    @property
+    def start(self) -> int:
+        start: int = self._rows.start
+        return start
+
+    @property
+    def stop(self) -> int:
+        stop: int = self._rows.stop
+        return stop
+
+    def __len__(self) -> int:
+        return self.stop - self.start
+
+    @property
+    def _rows(self) -> slice:
+        return rows_of_rank(self.num_samples, self.rank, self.world_size)
+
+    def full(self) -> list[IndexRange]:
+        """Return the samples of every rank, in the order of ranks."""
+        return [replace(self, rank=rank) for rank in range(self.world_size)]
+
+    def __str__(self) -> str:
+        return f"samples {self.start} … {self.stop - 1} of {self.num_samples} (rank {self.rank} of {self.world_size})"
+
+
+class ShardedSampler:
+    """Draws a rank's own samples, with replacement: a source of batches for `fsla.StepBatches.draw`.
+
+    A batch is ``BatchShard(collate_fn(index), batch_size)``. `global_batches` draws those of all ranks in one process.
+
+    Args:
+        index_range: the samples that this rank owns.
+        batch_size: how many samples the batch has on all ranks together. Each rank draws batch_size / world_size of
+            them; where that is no whole number, ranks take turns in drawing one more.
+        seed: the same on every rank; each draws differently.
+        collate_fn: makes the batch from the samples' indices; by default the indices are the batch.
+    """
+
+    def __init__(
+        self,
+        index_range: IndexRange,
+        batch_size: int,
+        seed: int,
+        *,
+        collate_fn: Callable[[Tensor], Any] | None = None,
+    ) -> None:
+        whole_number(batch_size, "batch_size", "ShardedSampler")
+        whole_number(seed, "seed", "ShardedSampler", least=0)
+        if not len(index_range):
+            raise ValueError(
+                f"A rank that draws samples must own one. Got {index_range.num_samples} for {index_range.world_size} "
+                "ranks."
+            )
+        self.index_range = index_range
+        self.batch_size = batch_size
+        self.collate_fn = collate_fn
+        self.drawn = 0
+        self.generator = torch.Generator().manual_seed((seed * 0x9E3779B97F4A7C15 + index_range.rank) % 2**63)
+
+    def index(self) -> Tensor:
+        """Return the indices of the next batch's samples on this rank."""
+        rank, world_size = self.index_range.rank, self.index_range.world_size
+        turn = self.drawn % world_size
+        begin = (self.batch_size * rank + turn) // world_size
+        end = (self.batch_size * (rank + 1) + turn) // world_size
+        self.drawn += 1
+        start, stop = self.index_range.start, self.index_range.stop
+        return torch.randint(start, stop, (end - begin,), generator=self.generator)
+
+    def __call__(self) -> BatchShard:
+        index = self.index()
+        return BatchShard(index if self.collate_fn is None else self.collate_fn(index), self.batch_size)
+
+    @classmethod
+    def global_batches(
+        cls,
+        num_samples: int,
+        world_size: int,
+        batch_size: int,
+        seed: int,
+        *,
+        collate_fn: Callable[[Tensor], Any] | None = None,
+    ) -> Callable[[], Any]:
+        """Return a source of the batches that so many ranks draw together, in the order of ranks, for one process."""
+        samplers = [cls(part, batch_size, seed) for part in IndexRange(num_samples, 0, world_size).full()]
+
+        def draw() -> Any:
+            index = torch.cat([sampler.index() for sampler in samplers])
+            return index if collate_fn is None else collate_fn(index)
+
+        return draw
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"drawn": self.drawn, "generator": self.generator.get_state()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.drawn = state["drawn"]
+        self.generator.set_state(state["generator"])
+
+
+def gather_rows(
+    parts: Iterator[tuple[int, Tree]], index_range: IndexRange, chunk: int, group: dist.ProcessGroup | None = None
+) -> Iterator[tuple[int, Tree]]:
+    """Yield all ranks' rows on rank 0, some at a time: the index of the first, and the rows. Nothing on the others.
+
+    Every rank must exhaust it.
+
+    Args:
+        parts: this rank's rows from first to last, `chunk` at a time.
+        index_range: the samples that this rank owns.
+        chunk: how many rows are sent at once.
+        group: the processes.
+    """
+    to = 0 if group is None else dist.get_global_rank(group, 0)
+    like: Tree = {}
+    for first, rows in parts:
+        like = rows
+        if index_range.rank == 0:
+            yield index_range.start + first, rows
+        else:
+            for t in rows.values():
+                dist.send(t.contiguous(), to, group)
+    for other in index_range.full()[1:] if index_range.rank == 0 else ():
+        source = other.rank if group is None else dist.get_global_rank(group, other.rank)
+        for first in range(0, len(other), chunk):
+            count = min(chunk, len(other) - first)
+            rows = {name: t.new_empty((count, *t.shape[1:])) for name, t in like.items()}
+            for t in rows.values():
+                dist.recv(t, source, group)
+            yield other.start + first, rows

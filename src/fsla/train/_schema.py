@@ -1,0 +1,130 @@
+"""What a saved state must be, checked before any of it is set: names, forms and kinds of values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fsla._json_values import among, each, either, number, record
+from fsla.algorithms._base import State
+from fsla.steps._schedules import StepSizes
+from fsla.steps._updates import Variable
+
+COUNT = number(int, 0)
+_GUARD = record(
+    max_rollbacks=either(among(None), COUNT),
+    caution=number(float, 0.0, 1.0),
+    scales=each(record(largest=number(float, 0.0), quiet=COUNT, growths=COUNT)),
+    last=each(lambda value: type(value) is float),
+)
+_NEST = record(
+    step_count=COUNT,
+    seed=either(among(None), number(int)),
+    guard=_GUARD,
+    state=lambda value: value is None or isinstance(value, State),
+    optimizers=each(record(state=each(each(lambda value: True)), param_groups=lambda value: isinstance(value, list))),
+)
+
+
+def check_nest(
+    nest: Any,
+    sizes: StepSizes[Any],
+    lam: Mapping[str, Tensor],
+    omega: Mapping[str, Tensor],
+    optimizers: Mapping[str, torch.optim.Optimizer],
+) -> None:
+    """Raise a ValueError unless a nest is that of a run with these step sizes, variables and optimisers."""
+    if not _NEST(nest):
+        raise ValueError("Cannot load state: a part of it is malformed.")
+    state: State | None = nest["state"]
+    if state is not None:
+        if state.step_count != nest["step_count"]:
+            raise ValueError("Cannot load state: its parts are of different steps.")
+        check_forms("direction", state.direction, lam)
+        measured = sizes.init(dict(omega))
+        if type(state.measured) is not type(measured):
+            raise ValueError("Cannot load state: what its step sizes measured is missing.")
+        check_like("what the step sizes measured", state.measured, measured)
+        for f in fields(state):
+            part = getattr(state, f.name)
+            if isinstance(part, Variable):
+                like = lam if f.name == "lam" else omega
+                if part.value:  # λ and ω are saved with outer and the model
+                    check_forms(f.name, part.value, like, rows=sum(t.numel() for t in lam.values()))
+                for name, tree in part.memory.items():
+                    if not all(t.is_floating_point() for t in tree.values()):
+                        raise ValueError(f"Cannot load state: a number of {f.name}.{name} is none.")
+                    check_forms(f"{f.name}.{name}", {key: t for key, t in tree.items() if t.ndim or key in like}, like)
+    for name, saved in nest["optimizers"].items():
+        if name in optimizers:
+            _check_optimizer(name, saved, optimizers[name])
+
+
+def check_forms(what: str, saved: Mapping[str, Tensor], like: Mapping[str, Tensor], *, rows: int = 0) -> None:
+    """Raise a ValueError unless saved tensors have the names, dtypes and shapes of others; scalars fit all shapes.
+
+    Tensors may also be of so many `rows`, as the sensitivity to each number of λ is.
+    """
+    for name in dict.fromkeys((*saved, *like)) if saved else ():
+        if name not in saved or name not in like:
+            raise ValueError(f"Cannot load state: its {what} and this model differ in the parameter {name!r}.")
+        own, wanted = saved[name], like[name]
+        shapes = [(), tuple(wanted.shape)] + ([(rows, *wanted.shape)] if rows else [])
+        if own.dtype != wanted.dtype or tuple(own.shape) not in shapes:
+            raise ValueError(
+                f"Cannot load state: {what} of parameter {name!r} is {own.dtype} of shape {tuple(own.shape)}, expected "
+                f"{wanted.dtype} of shape {tuple(wanted.shape)}."
+            )
+
+
+def check_like(what: str, saved: Any, own: Any) -> None:
+    """Raise a ValueError unless a nest has the names and kinds of values of another; None fits all."""
+    if saved is None or own is None:
+        return
+    numbers = all(isinstance(x, int | float) and not isinstance(x, bool) for x in (saved, own))
+    if not numbers and type(saved) is not type(own):
+        raise ValueError(f"{what} is a {type(saved).__name__}, expected a {type(own).__name__}")
+    if isinstance(own, Tensor) and (saved.dtype, saved.shape) != (own.dtype, own.shape):
+        raise ValueError(f"{what} has another form")
+    if is_dataclass(own):
+        saved, own = vars(saved), vars(own)
+    if isinstance(own, Mapping):
+        if saved.keys() != own.keys():
+            raise ValueError(f"{what} has other names")
+        for name in own:
+            check_like(f"{what}.{name}", saved[name], own[name])
+    elif isinstance(own, list | tuple):
+        if len(saved) != len(own):
+            raise ValueError(f"{what} has another length")
+        for place, (there, here) in enumerate(zip(saved, own, strict=True)):
+            check_like(f"{what}[{place}]", there, here)
+
+
+def _check_optimizer(name: str, saved: Mapping[str, Any], optimizer: torch.optim.Optimizer) -> None:
+    own = optimizer.state_dict()
+    if len(saved["param_groups"]) != len(own["param_groups"]):
+        raise ValueError(f"Cannot load state: {name} has other groups of parameters.")
+    for there, here in zip(saved["param_groups"], own["param_groups"], strict=True):
+        common = there.keys() & here.keys()  # Schedulers add numbers of their own.
+        check_like(name, {key: there[key] for key in common}, {key: here[key] for key in common})
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    for place, entry in saved["state"].items():
+        if not place.isdecimal() or int(place) >= len(parameters):
+            raise ValueError(f"Cannot load state: {name} has other parameters.")
+        p = parameters[int(place)]
+        known = optimizer.state.get(p, {})
+        if known:
+            check_like(f"{name}.{place}", entry, known)
+        elif type(optimizer).__module__.startswith("torch.optim."):
+            for key, t in entry.items():
+                if isinstance(t, Tensor) and not (t.is_floating_point() and _fits(t, p)):
+                    raise ValueError(f"Cannot load state: {name} has another {key!r} of parameter {place}.")
+
+
+def _fits(t: Tensor, p: Tensor) -> bool:
+    """Whether a tensor of an optimiser's state is a number, of the parameter's shape, or a factor of it."""
+    return not t.ndim or (t.ndim == p.ndim and all(n in (1, own) for n, own in zip(t.shape, p.shape, strict=True)))
