@@ -18,14 +18,14 @@ PACKAGES = [
 ]
 ROOMS = ["distributed", "problems", "steps", "hypergradients", "algorithms", "train", "contrib", "data", "cli"]
 LAYERS = [
-    "_version", "_extras", "_checks", "_files", "_locks", "_tree", *ROOMS[:5],
+    "_version", "_extras", "_checks", "_files", "_locks", "_tree", "_state_tree", *ROOMS[:5],
     "_json_values", "_container", *ROOMS[5:8],
     "fsla",  # the package's own __init__
     "cli", "__main__", "fsla_reproduction", "fsla_benchmarks",
 ]  # fmt: skip
 RANK = {name: i for i, name in enumerate(LAYERS)}
 CORE = RANK["algorithms"]
-"""Up to here torch alone is needed."""
+"""Up to here torch and numpy alone are needed."""
 FILES = [path for package in PACKAGES for path in sorted(package.rglob("*.py"))]
 
 
@@ -70,10 +70,10 @@ def test_imports_go_up_the_list_of_rooms(path):
 
 
 @pytest.mark.parametrize("path", [f for f in FILES if RANK[layer_of(f)] <= CORE], ids=name_of)
-def test_core_needs_torch_alone(path):
+def test_core_imports_torch_and_numpy_alone(path):
     """Whoever steps an algorithm pays for nothing else."""
     names = {n.split(".")[0] for n in imports(path.read_text(encoding="utf-8"))}
-    assert not names - set(sys.stdlib_module_names) - {"fsla", "torch"}
+    assert not names - set(sys.stdlib_module_names) - {"fsla", "torch", "numpy"}
 
 
 def test_importing_the_package_loads_no_plotting_or_command_line():

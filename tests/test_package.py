@@ -33,9 +33,9 @@ model, weights = torch.nn.Linear(3, 2), fsla.GroupWeights(2)
 x, y = torch.randn(8, 3), torch.arange(8) % 2
 losses = lambda model: torch.nn.functional.cross_entropy(model(x), y, reduction="none")
 inner = lambda model, weights, batch: (weights(y) * losses(model)).mean() + model.weight.square().sum()
-opt = fsla.SOBA(model, weights, inner_loss=inner, outer_loss=lambda model, weights, batch: losses(model).mean())
-fsla.fit(opt, [None], [None], steps=3, folder=sys.argv[1])
-print("stepped", opt.step_count)
+bilevel = fsla.SOBA(model, weights, inner_loss=inner, outer_loss=lambda model, weights, batch: losses(model).mean())
+fsla.fit(bilevel, [None], [None], max_steps=3, output_dir=sys.argv[1])
+print("stepped", bilevel.step_count)
 """
 
 

@@ -43,31 +43,31 @@ def test_the_start_page(capsys):
     weights = [float(w) for w in re.search(r"step 399.*\[(.*)\]", said)[1].split(",")]
     assert weights[2] > 2 * weights[1] > 10 * weights[0]  # the rarer, the heavier
     assert names["accuracy"] > 0.8  # 0.65 with equal weights
-    assert names["opt"].step_count == 150
+    assert names["bilevel"].step_count == 66
 
 
 def test_the_guide_to_the_core(capsys):
     names = run("docs/core.md")
     assert names["ridge"][:5].mean() < names["ridge"][5:].mean() - 1
     assert names["weights"][:60].mean() < names["weights"][60:].mean() - 0.2
-    assert (names["state"].at.omega["z"] - names["target"]).abs().max() < 0.02
+    assert (names["state"].omega.value["z"] - names["target"]).abs().max() < 0.02
     assert "relative error" in capsys.readouterr().out
 
 
 def test_the_page_on_more_than_one_gpu(capsys):
     """Here in one process; torchrun starts the same program."""
     names = run("docs/more-than-one-gpu.md")
-    first, second, wrong = names["weights"].values.tolist()
+    first, second, wrong = names["weights"].weights.tolist()
     assert wrong < 0.1 < 0.5 < min(first, second)
-    assert names["history"].step == 300
-    assert "tensor" in capsys.readouterr().out
+    assert names["result"].num_steps == 300
+    assert "{0: " in capsys.readouterr().out
 
 
 def test_the_page_on_many_sample_weights(capsys):
     names = run("docs/sample-weights-at-scale.md")
     weights, half = names["weights"], names["n"] // 2
     assert weights[:half].mean() < weights[half:].mean()  # the spoilt half weighs less
-    assert names["run"].k == 401
+    assert names["run"].step_count == 401
     assert "tensor" in capsys.readouterr().out
 
 
@@ -77,7 +77,7 @@ def _close(found, but=(), near=1e-2):
 
 PAGES = {  # what the comments of each page's examples say
     "index": lambda found: (
-        _close(found) and (found["calls"].grad, found["calls"].hvp, found["calls"].cross) == (2, 5, 1)
+        _close(found) and (found["calls"].grad, found["calls"].hvp, found["calls"].mixed_hvp) == (2, 5, 1)
     ),
     "single-loop": lambda found: _close(found, near=0.1) and sum(gap < 1e-10 for gap in found["gaps"].values()) == 3,
     "soba": lambda found: max(found["gaps"]["saba"], found["gaps"]["srba"]) < found["gaps"]["soba"] / 5,

@@ -34,10 +34,10 @@ def loss(model, weights, batch):
 def inner(model, weights, batch):
     return (weights(y) * loss(model, weights, batch)).mean() + 0.1 * model.weight.square().sum()
 
-opt = fsla.FSLA(model, weights, inner_loss=inner, outer_loss=lambda *a: loss(*a).mean())
-print("one step:", float(opt.step(None, None).inner_loss))
-history = fsla.fit(opt, [None], [None], steps=5, folder="run")
-print("fit:", history.records[-1]["step"], "steps")
+bilevel = fsla.FSLA(model, weights, inner_loss=inner, outer_loss=lambda *a: loss(*a).mean())
+print("one step:", float(bilevel.step(None, None).inner_loss))
+result = fsla.fit(bilevel, [None], [None], max_steps=5, output_dir="run")
+print("fit:", result.records[-1]["step"], "steps")
 """
 
 

@@ -15,7 +15,8 @@ from torch.nn.functional import avg_pool2d, binary_cross_entropy_with_logits, cr
 
 from fsla._tree import Tree
 from fsla.problems import Point
-from fsla_benchmarks.compare.task import Data, Task
+from fsla_benchmarks.compare.exact import Data
+from fsla_benchmarks.compare.task import Task
 from fsla_reproduction.datasets import load
 from fsla_reproduction.problems import LeastSquares
 

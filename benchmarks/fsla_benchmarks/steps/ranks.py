@@ -130,7 +130,7 @@ _HVP_METHODS: tuple[HvpMethod, ...] = ("finite_difference", "autograd")
 _MOMENTA = (("fsla", "none"), ("fsla", "average"), ("fsla", "storm"), ("soba", ""))
 
 
-def _core_traffic(kind: str, momentum: str, outer_uses_lam: bool) -> Traffic:
+def _core_traffic(kind: str, momentum: Any, outer_uses_lam: bool) -> Traffic:
     x, y, index = _batch(16, 20)
 
     def each(omega: Tree, batch: Any) -> Tensor:
