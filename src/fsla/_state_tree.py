@@ -2,6 +2,7 @@
 
 flatten      {path: tensor} and JSON, which a store can write without pickling
 unflatten    the state again, checked against the types that its classes declare
+evolve       a state with other fields
 describe     what a run is a run of, from the public fields of its parts
 map_tensors  the same nest with other tensors
 """
@@ -221,6 +222,13 @@ def map_tensors(f: Callable[[Tensor], Tensor], value: T) -> T:
     else:
         result = value
     return cast(T, result)
+
+
+def evolve(value: T, **changes: object) -> T:
+    """Return a saved dataclass with other fields: `dataclasses.replace` at a fraction of its cost, for every step."""
+    evolved = object.__new__(type(value))
+    evolved.__dict__.update(value.__dict__, **changes)
+    return evolved
 
 
 def tensors_of(value: object) -> list[Tensor]:

@@ -12,14 +12,14 @@ that is asked later raises), and what is looked back at is kept by `keep`.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Generic, Self, TypeVar
 
 import torch
 
 from fsla._checks import whole_number
-from fsla._state_tree import map_tensors, saved, tensors_of
+from fsla._state_tree import evolve, map_tensors, saved, tensors_of
 from fsla._tree import Tree, zeros_like
 from fsla.problems._batches import BatchSpec, StepBatches, mix_seed
 from fsla.problems._views import Oracles, Point, validate_start
@@ -173,7 +173,7 @@ class Algorithm(ABC, Generic[S]):
         state = self.prepare(problem, state, batches)
         step = self.context(problem, k, state.measured, batches)
         state = self.move(state, step) if self.due(k) else self.train(state, step)
-        return replace(state, step_count=k + 1), step
+        return evolve(state, step_count=k + 1), step
 
     def prepare(self, problem: Oracles, state: S, batches: StepBatches) -> S:
         """Return the state with what the step sizes measure before the moves of a step, on its batches.
@@ -202,7 +202,7 @@ class Algorithm(ABC, Generic[S]):
         if not products:
             return state
         view = self._asked(problem).inner_at(state.point, batches.inner_grad[0])
-        return replace(state, measured=self.step_sizes.measure(view, products, state.measured))
+        return evolve(state, measured=self.step_sizes.measure(view, products, state.measured))
 
     def due(self, k: int) -> bool:
         """Return whether λ and v move at step k: one step in each block of `outer_every`, so that none aliases with an
@@ -213,7 +213,7 @@ class Algorithm(ABC, Generic[S]):
     def train(self, state: S, step: StepContext) -> S:
         """Move ω alone, by its own gradient."""
         omega = descend(step, state.point, state.omega, 1)[1]
-        return replace(state, omega=omega)
+        return evolve(state, omega=omega)
 
     def keep(self, x: Position) -> Position:
         """Return a position that stays valid while the variables move."""

@@ -8,12 +8,13 @@ losses, so that what differentiates inner steps serves here too.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple, Self
 
 from torch import Tensor
 
 from fsla._checks import positive, whole_number
+from fsla._state_tree import evolve
 from fsla._tree import Leaves, Scalar, Tree, axpy, clone, dense, scale
 from fsla.algorithms._base import Algorithm, State
 from fsla.algorithms._registry import register
@@ -118,7 +119,7 @@ class Bda(Algorithm[State]):
         keep = clone if self.updates.in_place else dict
         at, omega = descend(mixture, state.point, state.omega, self.inner_steps, keep=keep)
         d = dense(ReverseUnroll().gradient(mixture, Position(at, {})))
-        return replace(state, lam=step.updates.outer(state.lam, d, rates.outer_lr), omega=omega, direction=d)
+        return evolve(state, lam=step.updates.outer(state.lam, d, rates.outer_lr), omega=omega, direction=d)
 
 
 @register("bda")

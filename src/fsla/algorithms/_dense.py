@@ -9,12 +9,12 @@ The eigenvalues of Ĥ are kept at or above μ.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 
 from fsla._checks import positive
-from fsla._state_tree import saved
+from fsla._state_tree import evolve, saved
 from fsla._tree import Tree, axpy, basis, flatten, unflatten
 from fsla.algorithms._base import Algorithm, State
 from fsla.algorithms._registry import register
@@ -79,7 +79,7 @@ class DenseTracked(Algorithm[DenseState]):
         if self.drift:
             move = move + inverse @ (now["J"].T @ (flatten(lam.value) - flatten(before.at.lam)))
         omega = axpy(-1.0, unflatten(move, before.at.omega), before.at.omega)
-        return replace(
+        return evolve(
             state,
             lam=lam,
             omega=updates.inner.set(state.omega, omega),

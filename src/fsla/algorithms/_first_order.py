@@ -8,12 +8,12 @@ SAMA   Choe et al. 2023    the derivative of Adam's step in the place of the inv
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 
 from fsla._checks import whole_number
-from fsla._state_tree import saved
+from fsla._state_tree import evolve, saved
 from fsla._tree import axpy, dense, dot, sub
 from fsla.algorithms._base import Algorithm, State
 from fsla.algorithms._registry import register
@@ -75,7 +75,7 @@ class F2sa(Algorithm[F2saState]):
         f = step.outer_at(at_y, batches.outer_grad_lam[0]).grad_lam
         by_omega = step.inner_at(Point(lam.value, omega.value), batches.mixed_hvp[0]).grad_lam
         d = dense(axpy(rho, sub(by_y, by_omega), f))
-        return replace(state, lam=updates.outer(lam, d, rates.outer_lr), omega=omega, y=y, direction=d)
+        return evolve(state, lam=updates.outer(lam, d, rates.outer_lr), omega=omega, y=y, direction=d)
 
 
 @register("f2sa")
@@ -122,7 +122,7 @@ class Bome(Algorithm[State]):
         multiplier = torch.where(square > 0, short / torch.where(square > 0, square, 1), 0.0)
         d = dense(axpy(multiplier, q_lam, f_lam))
         omega = updates.inner(state.omega, axpy(multiplier, grad, f_omega), rates.inner_lr)
-        return replace(state, lam=updates.outer(state.lam, d, rates.outer_lr), omega=omega, direction=d)
+        return evolve(state, lam=updates.outer(state.lam, d, rates.outer_lr), omega=omega, direction=d)
 
 
 @register("bome")
@@ -165,7 +165,7 @@ class Sama(Algorithm[State]):
         at = Point(at.lam, omega.value)
         b = step.outer_at(at, batches.outer_grad_omega[0]).grad_omega
         d = dense(readout(step, at, {name: slope[name] * t for name, t in b.items()}))
-        return replace(state, lam=updates.outer(state.lam, d, rates.outer_lr), omega=omega, direction=d)
+        return evolve(state, lam=updates.outer(state.lam, d, rates.outer_lr), omega=omega, direction=d)
 
 
 @register("sama")

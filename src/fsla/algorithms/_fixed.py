@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from fsla._checks import whole_number
+from fsla._state_tree import evolve
 from fsla.algorithms._base import Algorithm, State
 from fsla.algorithms._single_loop import AUTOMATIC, Sizes
 from fsla.problems._batches import BatchSpec
@@ -32,7 +33,7 @@ class Fixed(Algorithm[State]):
         return self.train(state, step)
 
     def train(self, state: State, step: StepContext) -> State:
-        return replace(state, omega=descend(step, state.point, state.omega, self.inner_steps)[1])
+        return evolve(state, omega=descend(step, state.point, state.omega, self.inner_steps)[1])
 
 
 def fixed(step_sizes: Sizes = AUTOMATIC, *, inner_steps: int = 1) -> Fixed:

@@ -6,13 +6,13 @@ falls by 1 / `up` after one that did. How many gradients and products a step tak
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from fsla._checks import positive, whole_number
-from fsla._state_tree import saved
+from fsla._state_tree import evolve, saved
 from fsla._tree import Tree, axpy, dense, norm, scalar, sub, zeros_like
 from fsla.algorithms._base import Algorithm, State
 from fsla.algorithms._registry import register
@@ -85,7 +85,7 @@ class Hoag(Algorithm[HoagState]):
             fell = value <= state.outer_loss + tolerance
             outer_lr = torch.where(fell, outer_lr / self.down, outer_lr / self.up)
         lam = updates.outer(state.lam, d, outer_lr)
-        return replace(
+        return evolve(
             state,
             lam=lam,
             omega=omega,

@@ -9,11 +9,11 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 from fsla._checks import whole_number
-from fsla._state_tree import saved
+from fsla._state_tree import evolve, saved
 from fsla._tree import Leaves, Scalar, Tree, clone, dense, sub, zeros_like
 from fsla.algorithms._base import Algorithm, State
 from fsla.hypergradients._estimators import HypergradientEstimator, Tracked
@@ -151,7 +151,7 @@ class Alternating(Algorithm[AlternatingState]):
         if self.outer_last:
             lam = updates.outer(lam, d, rates.outer_lr)
         trajectory = at.trajectory if self.momentum.looks_back else ()
-        return replace(
+        return evolve(
             state, lam=lam, omega=omega, adjoint=adjoint, direction=d, measured=measured, trajectory=trajectory
         )
 
@@ -290,7 +290,7 @@ class Simultaneous(Algorithm[SimultaneousState]):
             residual, measured = step.step_sizes.residual(adjoint.value, new.hv, new.b, measured)
             d_adjoint = self.adjoint_momentum(residual, old.adjoint, state.adjoint_direction, weight)
             adjoint = updates.adjoint(adjoint, d_adjoint, rates.adjoint_lr)
-        return replace(
+        return evolve(
             state,
             omega=updates.inner(state.omega, d_omega, rates.inner_lr),
             adjoint=adjoint,

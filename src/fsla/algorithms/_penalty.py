@@ -8,13 +8,13 @@ by ρ ∂_ω G, and the penalty by a factor by which ω's steps then fall, since
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from fsla._checks import positive, whole_number
-from fsla._state_tree import saved
+from fsla._state_tree import evolve, saved
 from fsla._tree import Tree, axpy, dense, norm, scalar, scale, zeros_like
 from fsla.algorithms._base import Algorithm, State
 from fsla.algorithms._registry import register
@@ -85,7 +85,7 @@ class Penalty(Algorithm[PenaltyState]):
         by_lam = step.outer_at(at, batches.outer_grad_lam[0]).grad_lam
         d = dense(axpy(1.0, step.inner_at(at, batches.mixed_hvp[0]).mixed_hvp(u), by_lam))
         small = torch.hypot(norm(d), norm(by_omega)) < state.bound
-        return replace(
+        return evolve(
             state,
             lam=updates.outer(state.lam, d, rates.outer_lr),
             omega=omega,

@@ -10,13 +10,14 @@ division by γ would lose bits, so that ω and u are whole numbers (multiples of
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from fractions import Fraction
 
 import torch
 from torch import Tensor
 
 from fsla._checks import whole_number
+from fsla._state_tree import evolve
 from fsla._tree import Scalar, Tree, axpy, dense, scale, zeros_like
 from fsla.algorithms._base import Algorithm, State
 from fsla.algorithms._registry import register
@@ -145,7 +146,7 @@ class Reversible(Algorithm[State]):
             d = axpy(keep - 1, j, d)
             by_u = scale(keep, by_u)
         d = dense(d)
-        return replace(
+        return evolve(
             state,
             lam=updates.outer(state.lam, d, step.rates.outer_lr),
             omega=updates.inner.set(state.omega, at.omega),

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from fsla._checks import whole_number
-from fsla._state_tree import saved
+from fsla._state_tree import evolve, saved
 from fsla._tree import Tree, sub, zeros_like
 from fsla.algorithms._base import Algorithm, State
 from fsla.algorithms._registry import register
@@ -94,7 +94,7 @@ class Saba(Algorithm[SabaState]):
         found = {name: corrected(g, number, state.tables[name]) for name, (g, number) in said.items()}
         g = {name: direction for name, (direction, _) in found.items()}
         d = sub(g["outer_grad_lam"], g["mixed_hvp"])
-        return replace(
+        return evolve(
             state,
             lam=updates.outer(state.lam, d, rates.outer_lr),
             omega=updates.inner(state.omega, g["inner_grad"], rates.inner_lr),

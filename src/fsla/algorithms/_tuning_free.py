@@ -8,11 +8,11 @@ in SOBA's order. The step sizes are only where the steps start: 1 will do.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 
-from fsla._state_tree import saved
+from fsla._state_tree import evolve, saved
 from fsla._tree import Tree, dense, dot, scalar, sub, zeros_like
 from fsla.algorithms._base import Algorithm, State
 from fsla.algorithms._registry import register
@@ -73,7 +73,7 @@ class TuningFree(Algorithm[TuningFreeState]):
         a = (1 / rates.outer_lr**2 + sums["lam"]).sqrt()
         b = (1 / rates.inner_lr**2 + sums["omega"]).sqrt()
         f = torch.maximum(b, (1 / rates.adjoint_lr**2 + sums["adjoint"]).sqrt())
-        return replace(
+        return evolve(
             state,
             lam=updates.outer(state.lam, directions["lam"], 1 / (a * f)),
             omega=updates.inner(state.omega, directions["omega"], 1 / b),

@@ -15,7 +15,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from fsla._checks import positive
-from fsla._state_tree import saved
+from fsla._state_tree import evolve, saved
 from fsla._tree import Tree, axpy, dense, scale, sub
 from fsla.algorithms._base import Algorithm, State
 from fsla.algorithms._orders import Simultaneous
@@ -138,7 +138,7 @@ class AccBo(Algorithm[AcceleratedState]):
         new = Position(Point(lam.value, omega.value), {})
         d_new, d_old = self.estimator.gradient(step, new), self.estimator.gradient(step, old)
         d = STORM()(d_new, d_old, state.direction, rates.new_grad_weight)
-        return replace(state, lam=lam, omega=omega, direction=d, y=y, y_before=state.y)
+        return evolve(state, lam=lam, omega=omega, direction=d, y=y, y_before=state.y)
 
 
 @register("accbo")

@@ -10,10 +10,10 @@ and that of λ at once, and h is the hypergradient by a Neumann series.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from fsla._checks import whole_number
-from fsla._state_tree import saved
+from fsla._state_tree import evolve, saved
 from fsla._tree import Leaves, Tree, axpy, dense, sub
 from fsla.algorithms._base import Algorithm, State
 from fsla.algorithms._registry import register
@@ -81,7 +81,7 @@ class Vrbo(Algorithm[VrboState]):
             d = axpy(1.0, sub(new_lam, old_lam), d)
             old = self.keep(Position(at, {}))
             omega = updates.inner(omega, d_omega, rates.inner_lr)
-        return replace(state, lam=lam, omega=omega, direction=d, omega_direction=d_omega, before=old)
+        return evolve(state, lam=lam, omega=omega, direction=d, omega_direction=d_omega, before=old)
 
     def _gradients(self, step: StepContext, at: Point, t: int) -> tuple[Tree, Leaves]:
         """∂_ω G and the hypergradient at a point, on batches t."""

@@ -57,9 +57,9 @@ class Reducer:
     partial = False
     """Whether a pass sees samples of this process alone, so that a loss need not reach all that the batch reaches."""
 
-    def share(self, data: Any, seed: int | None) -> Part:
-        """Return this process's part of a batch."""
-        return Part(self.whole(data), seed)
+    def share(self, data: Any, seed: int | None, number: int = 0) -> Part:
+        """Return this process's part of a batch, which is micro-batch `number` of several."""
+        return Part(self.whole(data), seed, 1.0, number)
 
     def check_batches(self, batches: Mapping[str, Any]) -> None:
         """Raise unless all processes hold the batches that they must hold."""
@@ -153,14 +153,14 @@ class DataParallelReducer(Reducer):
     def partial(self) -> bool:  # type: ignore[override]
         return self._splits and (self._by_itself or self.model is None)
 
-    def share(self, data: Any, seed: int | None) -> Part:
+    def share(self, data: Any, seed: int | None, number: int = 0) -> Part:
         seed = None if seed is None else (seed + _PRIME * self._rank) % 2**63
         if isinstance(data, BatchShard):
             count = first_length(data.batch)
             _check_total(count, data.total)
-            return Part(data.batch, seed, self._scale * count / data.total)
+            return Part(data.batch, seed, self._scale * count / data.total, number)
         if not self._splits or not self.split_batches or (data is None and self.model is not None):
-            return Part(data, seed)
+            return Part(data, seed, 1.0, number)
         try:
             total = count_samples(data)
         except TypeError as error:
@@ -169,7 +169,7 @@ class DataParallelReducer(Reducer):
         weight = self._scale * (rows.stop - rows.start) / total
         if rows.start == rows.stop:  # Fewer samples than ranks: one that does not count.
             rows = slice(0, 1)
-        return Part(take_rows(data, rows, total), seed, 1.0 if self._by_itself else weight)
+        return Part(take_rows(data, rows, total), seed, 1.0 if self._by_itself else weight, number)
 
     def check_batches(self, batches: Mapping[str, Any]) -> None:
         """Raise unless whole batches are the same on all ranks: others are of other data."""

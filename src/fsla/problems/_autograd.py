@@ -17,8 +17,8 @@ from __future__ import annotations
 import re
 import warnings
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Literal, NamedTuple, Self
 from weakref import WeakKeyDictionary
 
@@ -248,9 +248,8 @@ class LossView(View):
         self._batch = batch
         self._mode = mode
         self._update_buffers = update_buffers
-        self._parts = [
-            problem.reducer.share(data, seed)._replace(number=number) for number, (data, seed) in enumerate(batch.parts)
-        ]
+        share = problem.reducer.share
+        self._parts = [share(data, seed, number) for number, (data, seed) in enumerate(batch.parts)]
         self._unmoved = Unmoved(at)
         self._value: Tensor | None = None
         self._omega: Tree | None = None
@@ -312,12 +311,12 @@ class LossView(View):
         """Pass forward and back over each micro-batch; gradients add up in `.grad`, as in training."""
         problem = self._problem
         values = []
-        data = [part.data for part in self._parts]
-        with problem.leaves(self._level, self._at, data, omega=omega, lam=lam) as leaves:
-            for number, part in enumerate(self._parts):
-                with self._forward(leaves, part) as value:
+        with problem.leaves(self._level, self._at, self._passed, omega=omega, lam=lam) as leaves:
+            for part in self._parts:
+                with self._forward(leaves, part) as loss:
+                    value = self._scaled(loss, part)
                     if value.requires_grad:
-                        problem.backward(value, leaves, omega=omega, last=number == len(self._parts) - 1)
+                        problem.backward(value, leaves, omega=omega, last=part is self._parts[-1])
                     values.append(value.detach())
             by_omega: Found = {name: t.grad for name, t in leaves.omega.items()} if omega else {}
             by_lam: Found = {name: t.grad for name, t in leaves.lam.items()} if lam else {}
@@ -329,7 +328,7 @@ class LossView(View):
         if lam:
             if not problem.reducer.partial:
                 self.reads_lam = any(g is not None for g in by_lam.values())
-                if self._level == "outer":
+                if self._level == "outer" and problem.outer_uses_lam is None:
                     problem.ignores_lam[self._batch] = not self.reads_lam
             self._lam = problem.by_lam(self._level, by_lam, self._data, self._at)
 
@@ -353,11 +352,12 @@ class LossView(View):
         first: list[Tensor | None] = []
         second = []
         values = []
-        data = [part.data for part in self._parts]
         # A node that is differentiable once is marked as such only where λ, too, requires a gradient.
-        with self._problem.leaves(self._level, self._at, data, omega=True, lam=lam or look or self._keep) as leaves:
+        wants_lam = lam or look or self._keep
+        with self._problem.leaves(self._level, self._at, self._passed, omega=True, lam=wants_lam) as leaves:
             for part in self._parts:
-                with self._forward(leaves, part, bare=True) as value:
+                with self._forward(leaves, part, bare=True) as loss:
+                    value = self._scaled(loss, part)
                     grads = passes.with_graph(value, leaves.omega)
                     if look:
                         passes.check_twice_differentiable(grads)
@@ -397,11 +397,11 @@ class LossView(View):
 
     def mixed_hvp_transpose(self, u: Tree) -> Tree:
         total: list[Tensor | None] = []
-        data = [part.data for part in self._parts]
+        data = self._passed
         with self._problem.leaves(self._level, self._at, data, omega=True, lam=True) as leaves:
             for part in self._parts:
-                with self._forward(leaves, part, bare=True) as value:
-                    by_lam = passes.with_graph(value, leaves.lam)
+                with self._forward(leaves, part, bare=True) as loss:
+                    by_lam = passes.with_graph(self._scaled(loss, part), leaves.lam)
                     if not self._problem.reducer.partial:
                         passes.check_reached(by_lam)
                     pulled = passes.vjp(by_lam, self._of_leaves(u, leaves, data), list(leaves.omega.values()))
@@ -422,7 +422,8 @@ class LossView(View):
             torch.enable_grad(),
         ):
             dual = leaves._replace(omega=passes.duals(leaves.omega, v))
-            with self._forward(dual, part) as value:
+            with self._forward(dual, part) as loss:
+                value = self._scaled(loss, part)
                 first, second = forward_gradients(value, dual.omega)
                 value = passes.primal(value).detach()
         values, by_omega, _ = self._mean([value], [first, second], {}, leaves)
@@ -453,6 +454,8 @@ class LossView(View):
         by_backward: bool = False,
     ) -> tuple[list[Tensor], list[Found], Found]:
         """Values and derivatives on the whole batch, from those on this process's part."""
+        if not self._problem.reducer.reduces:
+            return values, by_omega, by_lam
         data = [data for data, _ in self._batch.parts]
         lam_rows = self._problem.reads_rows(self._level)
         return self._problem.reducer.mean(
@@ -464,15 +467,22 @@ class LossView(View):
         """The data that reduced derivatives are of, in micro-batches."""
         return [self._problem.reducer.whole(data) for data, _ in self._batch.parts]
 
-    @contextmanager
-    def _forward(self, leaves: GraphLeaves, part: Part, *, bare: bool = False) -> Iterator[Tensor]:
-        """The loss on this process's part of a micro-batch, weighted so that the parts' losses add up."""
+    @property
+    def _passed(self) -> list[Any]:
+        """The data that this process passes, in micro-batches."""
+        return [part.data for part in self._parts]
+
+    def _forward(self, leaves: GraphLeaves, part: Part, *, bare: bool = False) -> AbstractContextManager[Tensor]:
+        """The loss on this process's part of a micro-batch."""
         self._unmoved.check()
-        weight = part.weight / len(self._parts)
-        with self._problem.forward(
+        return self._problem.forward(
             self._level, leaves, part, self._batch, update_buffers=self._update_buffers, bare=bare
-        ) as value:
-            yield value if weight == 1.0 else value * weight
+        )
+
+    def _scaled(self, loss: Tensor, part: Part) -> Tensor:
+        """The loss on a part, such that those of all parts add up to that of the batch."""
+        weight = part.weight / len(self._parts)
+        return loss if weight == 1.0 else loss * weight
 
     def _by_omega(self, found: Found) -> Tree:
         """Derivatives by ω, of which at least one must exist."""
@@ -542,23 +552,24 @@ class Problem(LossProblem):
         self.inner_loss = inner_loss
         self.outer_loss = outer_loss
 
-    @contextmanager
-    def leaves(self, level: Level, at: Point, data: Sequence[Any], *, omega: bool, lam: bool) -> Iterator[GraphLeaves]:
+    def leaves(
+        self, level: Level, at: Point, data: Sequence[Any], *, omega: bool, lam: bool
+    ) -> AbstractContextManager[GraphLeaves]:
         read = self.lam_of_batch(at.lam, data) if self.reads_rows(level) else at.lam
-        yield GraphLeaves(
+        leaves = GraphLeaves(
             {name: t.detach().requires_grad_(omega) for name, t in at.omega.items()},
             {name: t.detach().requires_grad_(lam) for name, t in read.items()},
         )
+        return nullcontext(leaves)
 
-    @contextmanager
     def forward(
         self, level: Level, leaves: GraphLeaves, part: Part, batch: Batch, *, update_buffers: bool, bare: bool
-    ) -> Iterator[Tensor]:
+    ) -> AbstractContextManager[Tensor]:
         if part.weight == 0:  # No sample of the batch is this process's.
-            yield torch.zeros((), device=passes.device_of(leaves.omega))
-            return
+            return nullcontext(torch.zeros((), device=passes.device_of(leaves.omega)))
         loss = self.outer_loss if level == "outer" else self.batch_loss
-        yield passes.evaluate(loss, leaves.lam, leaves.omega, part, LOSS_NAMES[level], self.autocast_dtype)
+        name = LOSS_NAMES[level]
+        return nullcontext(passes.evaluate(loss, leaves.lam, leaves.omega, part, name, self.autocast_dtype))
 
     def backward(self, value: Tensor, leaves: GraphLeaves, *, omega: bool, last: bool) -> None:
         wanted = [t for t in (*leaves.omega.values(), *leaves.lam.values()) if t.requires_grad]

@@ -83,21 +83,21 @@ class StepBatches(NamedTuple):
                 `inner_grad`, `mixed_hvp` the first of `inner_grad`, and `outer_grad_lam` that of `outer_grad_omega`.
             seed: from which the seeds of the batches follow.
         """
-        made: list[Batches] = []
         seen: dict[Batch, Batch] = {}
+
+        def batches(slot: int) -> Batches | None:
+            data = slots[slot] if slot < len(slots) else None
+            return None if data is None else tuple([batch(x, mix_seed(seed, slot, j)) for j, x in enumerate(data)])
 
         def batch(data: object, seed: int | None) -> Batch:
             if not isinstance(data, Batch):
                 return Batch(data, seed)
             return seen.setdefault(data, data if data.seed is not None else replace(data, seed=seed))
 
-        for slot in range(5):
-            data = slots[slot] if slot < len(slots) else None
-            if data is not None:
-                made.append(tuple(batch(x, mix_seed(seed, slot, j)) for j, x in enumerate(data)))
-            else:
-                made.append((made[0], made[1][:1], made[0][:1])[slot - 2])
-        inner, outer, hvp, outer_lam, mixed = made
+        inner, outer = batches(0), batches(1)
+        if inner is None or outer is None:
+            raise TypeError("The batches of inner_grad and outer_grad_omega must be given. Got None.")
+        hvp, outer_lam, mixed = batches(2) or inner, batches(3) or outer[:1], batches(4) or inner[:1]
         return cls(inner, outer, hvp, outer_lam, mixed, seed, mode)
 
     @classmethod

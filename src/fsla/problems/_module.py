@@ -86,6 +86,8 @@ class ModuleProblem(LossProblem):
         taken = dict.fromkeys(self.lam.values())
         self.omega = {name: p for name, p in model.named_parameters() if p.requires_grad and p not in taken}
         _check_parameters(model, self.omega, self.lam)
+        parts = [member for _, member in (*members(model), *members(outer)) if isinstance(member, nn.Module)]
+        self._modules = list(dict.fromkeys(module for part in parts for module in part.modules()))
         self._random: WeakKeyDictionary[Batch, list[list[Tensor]]] = WeakKeyDictionary()
         """The random states in which the micro-batches of batches without a seed were first seen."""
 
@@ -113,7 +115,7 @@ class ModuleProblem(LossProblem):
     ) -> Iterator[Tensor]:
         reducer = self.reducer
         model = reducer.bare(self.model) if bare else self.model
-        buffers = list(self.buffers())
+        buffers = self.buffers()
         before = [b.detach().clone() for b in buffers]
         device = passes.device_of(self.omega)
         seeded = part.seed is not None
@@ -191,10 +193,9 @@ class ModuleProblem(LossProblem):
         """Return what a step may move in place: trainable parameters and all buffers."""
         return [t.detach() for t in (*self.omega.values(), *self.lam.values(), *self.buffers())]
 
-    def buffers(self) -> Iterator[Tensor]:
-        for _, member in (*members(self.model), *members(self.outer)):
-            if isinstance(member, nn.Module):
-                yield from member.buffers()
+    def buffers(self) -> list[Tensor]:
+        """Return the buffers as they are now: a module may have replaced one."""
+        return list(dict.fromkeys(b for module in self._modules for b in module._buffers.values() if b is not None))
 
     def _candidates(self, device: torch.device) -> tuple[ExactMode, ...]:
         return (REVERSE,)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from functools import cache
 from importlib import import_module
@@ -50,9 +50,17 @@ def _fixed_random_state(seed: int, device: torch.device) -> Iterator[None]:
             g.set_state(state)
 
 
+def forward_context(
+    seed: int | None, autocast_dtype: torch.dtype | None, device: torch.device
+) -> AbstractContextManager[object]:
+    """Return what a forward pass runs in: its random state, autocast, and gradients on."""
+    if seed is None and autocast_dtype is None:
+        return torch.enable_grad()
+    return _seeded_or_cast(seed, autocast_dtype, device)
+
+
 @contextmanager
-def forward_context(seed: int | None, autocast_dtype: torch.dtype | None, device: torch.device) -> Iterator[None]:
-    """What a forward pass runs in: its random state, autocast, and gradients on."""
+def _seeded_or_cast(seed: int | None, autocast_dtype: torch.dtype | None, device: torch.device) -> Iterator[None]:
     drawing = nullcontext() if seed is None else _fixed_random_state(seed, device)
     casting = nullcontext() if autocast_dtype is None else torch.autocast(device.type, autocast_dtype)
     with torch.enable_grad(), drawing, casting:

@@ -49,7 +49,7 @@ class Unmoved:
     """
 
     def __init__(self, at: Point) -> None:
-        self._tensors = [t for tree in (at.omega, at.lam) for t in tree.values()]
+        self._tensors = (*at.omega.values(), *at.lam.values())
         self._versions = [t._version for t in self._tensors]
 
     def check(self) -> None:

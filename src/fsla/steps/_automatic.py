@@ -11,13 +11,13 @@ All that is measured is one value, `Measured`, which is part of the algorithm's 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from fsla._checks import positive
-from fsla._state_tree import saved
+from fsla._state_tree import evolve, saved
 from fsla._tree import Tree, axpy, dot, is_sharded, norm, scalar, scale, spread, sub, where, zeros_like
 from fsla.problems._views import View
 from fsla.steps._schedules import Rates, StepSizes
@@ -115,7 +115,7 @@ class Automatic(StepSizes[Measured]):
         if not self.measures:
             return state
         noise, generator = _noise(omega, state.generator)
-        return replace(state, probe=_unit(noise), generator=generator)
+        return evolve(state, probe=_unit(noise), generator=generator)
 
     @property
     def measures(self) -> bool:
@@ -138,7 +138,7 @@ class Automatic(StepSizes[Measured]):
             along = torch.where(length > 0, dot(v, hv) / length, 0)
             damping = torch.maximum(0.99 * state.damping, -1.5 * along)
             hv = axpy(damping, v, hv)
-            state = replace(state, damping=damping)
+            state = evolve(state, damping=damping)
         residual = sub(hv, b)
         if self.outer:
             state = self._observe(residual, b, state)
@@ -146,7 +146,7 @@ class Automatic(StepSizes[Measured]):
             length = norm(v)
             along = torch.where(length > 0, norm(hv) / length, 0)
             residual = scale((state.curvature / along).clamp(max=1.0), residual)
-            state = replace(state, along_v=torch.maximum(along, state.along_v))
+            state = evolve(state, along_v=torch.maximum(along, state.along_v))
         return residual, state
 
     def _observe(self, residual: Tree, b: Tree, state: Measured) -> Measured:
@@ -157,7 +157,7 @@ class Automatic(StepSizes[Measured]):
         full = count >= self.block
         tiny = torch.finfo(torch.float32).tiny
         share = dot(residual, state.last_residual) / dot(target, state.last_target).clamp(min=tiny)
-        return replace(
+        return evolve(
             state,
             count=torch.where(full, 0, count),
             blocks=torch.where(full, state.blocks + 1, state.blocks),
@@ -187,7 +187,7 @@ class Automatic(StepSizes[Measured]):
             probe = _unit(axpy(0.1, noise, _unit(h)))
             seen = torch.where(state.curvature > 0, smooth, size) if settles else size
             finite = size.isfinite()
-            state = replace(
+            state = evolve(
                 state,
                 curvature=torch.where(finite, seen, state.curvature),
                 along_v=torch.zeros_like(size),

@@ -52,7 +52,7 @@ class StepContext:
         self._problem = problem
         self._at: Point | None = None
         self._views: dict[tuple[Level, Batch], View] = {}
-        self._contexts = [self]
+        self._parts: list[StepContext] = []  # Not itself: a cycle would keep the views and their tensors alive.
         self._losses: dict[Level, Tensor] = {}
         self._update_buffers: Iterator[bool] = chain([update_buffers], repeat(False))
 
@@ -66,8 +66,8 @@ class StepContext:
         part = copy(self)
         part.batches = batches
         part._problem = wrap(self._problem)
-        part._at, part._views = None, {}
-        self._contexts.append(part)
+        part._at, part._views, part._parts = None, {}, []
+        self._parts.append(part)
         return part
 
     def inner_at(self, at: Point, batch: Batch) -> View:
@@ -86,8 +86,9 @@ class StepContext:
 
     def losses(self) -> tuple[Tensor | None, Tensor | None]:
         """Return G and F where the step first saw them; None for one that no pass has left."""
-        for context in self._contexts:
-            context._note()
+        self._note()
+        for part in self._parts:
+            part.losses()
         return self._losses.get("inner"), self._losses.get("outer")
 
     def _at_point(self, at: Point) -> dict[tuple[Level, Batch], View]:

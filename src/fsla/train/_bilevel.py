@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader
 
 from fsla._checks import pick, positive, whole_number
 from fsla._json_values import differences
-from fsla._state_tree import describe, flatten, map_tensors, unflatten
+from fsla._state_tree import describe, evolve, flatten, map_tensors, unflatten
 from fsla._tree import Tree, copy_, norm
 from fsla.algorithms._base import Algorithm, State
 from fsla.algorithms._registry import get_algorithm, list_algorithms
@@ -351,9 +351,7 @@ class BilevelOptimizer(ProblemAtPoint):
     def _here(self, state: State) -> State:
         """The state with λ and ω in the parameters, which may have been given other storage."""
         point = self._problem.point()
-        return replace(
-            state, lam=Variable(point.lam, state.lam.memory), omega=Variable(point.omega, state.omega.memory)
-        )
+        return evolve(state, lam=Variable(point.lam, state.lam.memory), omega=Variable(point.omega, state.omega.memory))
 
     @property
     def _asked(self) -> Oracles:
