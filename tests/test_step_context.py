@@ -1,5 +1,7 @@
 """What a step may ask: views of one point, made once; values that a pass has left; and points that move in place."""
 
+import gc
+
 import pytest
 import torch
 
@@ -283,3 +285,20 @@ def test_counted_problem_counts_differences_of_the_outer_loss():
     assert counted.calls.outer_grad_omega == 2
     _ = view.grad_lam, view.grad_lam
     assert counted.calls.outer_grad_lam == 1
+
+
+@pytest.mark.parametrize("name", ["soba", "fsla", "bda"])
+def test_steps_leave_no_reference_cycles(name):
+    """A cycle would keep the tensors of a step alive until the garbage collector runs, out of a GPU's sight."""
+    problem, at, train, valid = ridge_logistic()
+    algorithm = getattr(fsla.algorithms, name)(RATES)
+    batches = StepBatches.shared(train, valid)
+    state = algorithm.step(problem, algorithm.init(problem, at, batches), batches)
+    gc.collect()
+    gc.disable()
+    try:
+        for _ in range(3):
+            state = algorithm.step(problem, state, batches)
+        assert gc.collect() == 0
+    finally:
+        gc.enable()
