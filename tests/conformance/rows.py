@@ -219,9 +219,21 @@ def names(wanted: Callable[[Row], bool] = lambda row: True) -> list[str]:
     return [name for name in algorithms.list_algorithms() if name in ROWS and wanted(ROWS[name])]
 
 
+def names_where(holds: Callable[[Algorithm[Any]], bool]) -> list[str]:
+    """Return the algorithms of which something holds; one that cannot be made fails in the tests of all."""
+
+    def wanted(name: str) -> bool:
+        try:
+            return holds(make(name))
+        except Exception:
+            return False
+
+    return list(filter(wanted, names()))
+
+
 def make(name: str, rates: StepSizes[Any] = PLAIN, **more: Any) -> Algorithm[Any]:
     """Return an algorithm with the options of its row."""
-    return algorithms.get_algorithm(name)(rates, **(row_of(name).options | more))
+    return algorithms.get_algorithm(name)(step_sizes=rates, **(row_of(name).options | more))
 
 
 def numbered(name: str) -> dict[str, Any]:

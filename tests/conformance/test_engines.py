@@ -4,7 +4,7 @@ import shutil
 
 import pytest
 import torch
-from rows import begin, make, names, row_of
+from rows import begin, make, names_where, row_of
 
 import fsla
 from fsla import CountedProblem, StepBatches
@@ -15,7 +15,7 @@ from recorder import captured
 from support import ridge_logistic
 
 
-@pytest.mark.parametrize("name", [name for name in names() if not make(name).capturable])
+@pytest.mark.parametrize("name", names_where(lambda algorithm: not algorithm.capturable))
 def test_what_differs_from_step_to_step_is_never_captured(name):
     algorithm = make(name)
     problem, at, train, valid = ridge_logistic()
@@ -36,8 +36,7 @@ COMPILED = ("fsla", "cg", "soba")
     ("name", "engine"),
     [
         pytest.param(name, engine, marks=[pytest.mark.slow] if engine == "compile" and name not in COMPILED else [])
-        for name in names()
-        if make(name).capturable
+        for name in names_where(lambda algorithm: algorithm.capturable)
         for engine in ("graph", "compile")
     ],
 )

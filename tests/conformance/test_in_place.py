@@ -5,7 +5,7 @@ from functools import partial
 
 import pytest
 import torch
-from rows import make, names, numbered, row_of
+from rows import make, names, names_where, numbered, row_of
 from torch import nn
 from torch.func import functional_call
 
@@ -142,7 +142,7 @@ def test_module_in_place_with_torch_sgd_follows_functional_core(name, method):
     assert follow(name, method, **optimizers) < 1e-10
 
 
-@pytest.mark.parametrize("name", [name for name in names() if not make(name).moves_adjoint])
+@pytest.mark.parametrize("name", names_where(lambda algorithm: not algorithm.moves_adjoint))
 def test_adjoint_optimizer_without_adjoint_that_moves_raises(name):
     """It would be ignored, and its learning rate would be searched for in vain."""
     with pytest.raises(TypeError, match="adjoint_optimizer moves v"):

@@ -14,18 +14,18 @@ _FACTORIES: dict[str, Factory] = {}
 
 
 def register(name: str) -> Callable[[F], F]:
-    """Give an algorithm a name: a class derived from `Algorithm`, or a function that returns one.
+    """Give an algorithm a name: a class derived from `Algorithm`, or a function of ``step_sizes`` that returns one.
 
     The name is what ``fsla.BilevelOptimizer(algorithm=name)`` takes, its row of the conformance tests and its card in
     the docs.
 
     Example:
-        >>> from dataclasses import dataclass
+        >>> from dataclasses import dataclass, field
         >>> import fsla
         >>> @fsla.algorithms.register("heavy_soba")
         ... @dataclass(frozen=True, kw_only=True)
         ... class HeavySoba(fsla.algorithms.Simultaneous):
-        ...     outer_update: fsla.steps.Update = fsla.steps.Momentum(0.9)
+        ...     outer_update: fsla.steps.Update = field(default_factory=fsla.steps.Momentum)
         >>> fsla.algorithms.get_algorithm("heavy_soba") is HeavySoba
         True
     """
