@@ -88,7 +88,7 @@ def test_steps_that_are_not_due_move_omega_alone(name):
     """They are plain training, and cost as much."""
     problem, at, train, valid = ridge_logistic()
     batches = StepBatches.of((train,), (valid,), None, (valid,), (train,), mode="grouped")
-    algorithm = replace(get_algorithm(name)(RATES), outer_every=4)
+    algorithm = replace(get_algorithm(name)(step_sizes=RATES), outer_every=4)
     state = algorithm.init(problem, at, batches)
     for k in range(12):
         counted = fsla.CountedProblem(problem)
@@ -156,7 +156,7 @@ def test_automatic_steps_on_trees_are_those_on_a_module(name, outer_every):
     model, weights = network(), ClassWeights()
     sizes = Automatic(wait=False) if name == "one_step" else Automatic(block=5)
     options = {"momentum": "none"} if name == "fsla" else {}
-    algorithm = get_algorithm(name)(sizes, **options)
+    algorithm = get_algorithm(name)(step_sizes=sizes, **options)
     bilevel = fsla.BilevelOptimizer(
         model,
         weights,

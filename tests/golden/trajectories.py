@@ -104,7 +104,7 @@ def draws(name: str, spec: BatchSpec) -> Iterator[StepBatches]:
 def run_functional(name: str, products: str) -> dict[str, Tensor]:
     """Return λ, ω, d and, where the algorithm carries a tree of ω's form, that tree as v: one row a step."""
     options = ROWS[name].options | ({"inner_batches": 4, "outer_batches": 4} if name == "saba" else {})
-    algorithm = algorithms.get_algorithm(name)(RATES, **options)
+    algorithm = algorithms.get_algorithm(name)(step_sizes=RATES, **options)
     problem = Problem(inner_loss, outer_loss, hvp_method=PRODUCTS[products])
     drawn = draws(name, algorithm.batches)
     state = algorithm.init(problem, start(), next(drawn))
