@@ -16,7 +16,7 @@ from fsla_benchmarks.steps.traffic import Machine, predicted, predictions
 from launch import finish, torchrun
 
 
-def test_the_command_prints_a_table_and_writes_rows(tmp_path):
+def test_bench_steps_prints_table_and_writes_rows(tmp_path):
     out = tmp_path / "new" / "rows.json"
     args = ["bench", "steps", "--problems", "softmax,quadratic", "--rounds", "2", "--device", "cpu", "--json", out]
     done = finish(sys.executable, "-m", "fsla", *args)
@@ -40,13 +40,13 @@ def test_the_command_prints_a_table_and_writes_rows(tmp_path):
     }
 
 
-def test_an_unknown_problem_gets_one_message():
+def test_bench_steps_unknown_problem_exits_with_message():
     done = finish(sys.executable, "-m", "fsla", "bench", "steps", "--problems", "cn")
     assert done.returncode == 2
     assert "Did you mean 'cnn'" in done.stderr
 
 
-def test_every_problem_has_a_step():
+def test_bench_steps_every_problem_steps():
     for name in PROBLEMS:
         c = case(name, torch.device("cpu"))
         assert c.problem.inner_at(c.at, Batch(c.inner())).value.isfinite()
@@ -55,7 +55,7 @@ def test_every_problem_has_a_step():
 
 
 @pytest.mark.parametrize(("varies", "values"), [("samples", (300, 5000)), ("parameters", (2, 4)), ("K", (1, 2))])
-def test_scalings_have_an_sgd_step_beside_each(varies, values, monkeypatch):
+def test_bench_steps_scalings_include_sgd_baseline(varies, values, monkeypatch):
     monkeypatch.setattr(table, "case", lambda name, device, n, width: case(name, device, n, min(width, 4)))
     rows = scaling(varies, 1, torch.device("cpu"), lambda text: None, values)
     assert {r.varies for r in rows} == {varies}
@@ -64,7 +64,7 @@ def test_scalings_have_an_sgd_step_beside_each(varies, values, monkeypatch):
     assert found == list(values) if varies != "parameters" else found[0] < found[1]
 
 
-def test_memory_is_that_of_the_tensors():
+def test_bench_steps_memory_equals_tensor_bytes():
     def f():
         a = torch.ones(250_000)  # 1 MB
         b = a + 1
@@ -95,7 +95,7 @@ def raced(monkeypatch, seconds, units):
     return dict(zip(timed, rows, strict=True))
 
 
-def test_a_compiled_step_is_counted_in_compiled_sgd_steps(monkeypatch):
+def test_bench_steps_compiled_step_is_relative_to_compiled_sgd(monkeypatch):
     compiled, captured, eager = (Key("sgd", engine=e) for e in ("compile", "graph", "eager"))
     ours = {e: Key("fsla", "none", "shared", e) for e in ("compile", "graph", "eager")}
     seconds = {captured: 2.0, compiled: 1.0, eager: 4.0, ours["graph"]: 6.0, ours["compile"]: 5.0, ours["eager"]: 8.0}
@@ -113,7 +113,7 @@ def test_a_compiled_step_is_counted_in_compiled_sgd_steps(monkeypatch):
     assert raced(monkeypatch, seconds, _units)[ours["eager"]].ratio == 2.0
 
 
-def test_the_transformer_is_counted_in_adamw_steps():
+def test_bench_steps_transformer_is_relative_to_adamw():
     rows, notes = measure_transformer(1, torch.device("cpu"), lambda text: None, autocast=True)
     assert not notes
     found = {(r.method, r.precision): r for r in rows}
@@ -127,7 +127,7 @@ def test_the_transformer_is_counted_in_adamw_steps():
     assert len(lines(rows)) == len(rows) + 1
 
 
-def test_the_states_of_a_run_are_part_of_its_peak():
+def test_bench_steps_peak_includes_state():
     setting = transformer.Setting.on(torch.device("cpu"), None)
     run = transformer.AdamWRun(setting, compiled=False)
     run.advance(1)
@@ -142,7 +142,7 @@ def test_the_states_of_a_run_are_part_of_its_peak():
     ours.advance(1)
 
 
-def test_what_cannot_be_measured_is_noted(monkeypatch):
+def test_bench_steps_failed_measurement_is_noted(monkeypatch):
     class Fails:
         def init(self, problem, at, batches):
             raise torch.cuda.OutOfMemoryError("CUDA out of memory\nand more lines")
@@ -154,7 +154,7 @@ def test_what_cannot_be_measured_is_noted(monkeypatch):
     assert len(notes) == 2
 
 
-def test_what_is_asked_for_is_checked_at_once():
+def test_bench_steps_invalid_choice_fails_early():
     for problems, engines, scalings, text in (
         (("transfomer",), (), (), "Did you mean 'transformer'"),
         (("cnn",), ("auto",), (), "engine must be one of"),
@@ -164,7 +164,7 @@ def test_what_is_asked_for_is_checked_at_once():
             Asked(problems, engines, scalings)
 
 
-def test_steps_by_the_number_of_weights_are_timed():
+def test_bench_steps_times_by_number_of_weights():
     small, large = measured([300, 5000], rounds=2, turn=1)
     assert (small.n, large.n) == (300, 5000)
     assert small.bytes == large.bytes == 12
@@ -172,11 +172,11 @@ def test_steps_by_the_number_of_weights_are_timed():
     assert min(small.ms, large.ms, small.swept_ms, large.swept_ms) > 0
 
 
-def test_what_ranks_send_is_what_the_formulas_say():
+def test_bench_ranks_traffic_matches_formula():
     torchrun("-m", "fsla_benchmarks.steps.ranks", "traffic")
 
 
-def test_what_is_predicted_of_many_gpus():
+def test_bench_ranks_prediction_for_many_gpus():
     found = {
         (way, world): predicted(Machine(1e14), way, 1e8, 4096, world, "fsla").efficiency
         for way in ("plain", "replicas", "shards")

@@ -85,7 +85,7 @@ each = pytest.mark.parametrize("file", KINDS, indirect=True)
 
 
 @each
-def test_read_refuses_flipped_cut_and_appended_bytes(file):
+def test_read_of_damaged_file_raises(file):
     """No byte may be outside the digest: in the head, the header, the tensors or after them."""
     path, whole, read = file
     random = Random(0)
@@ -102,7 +102,7 @@ def test_read_refuses_flipped_cut_and_appended_bytes(file):
 
 @each
 @pytest.mark.parametrize("what", ["pipe", "socket", "device", "link", "own link", "folder", "missing", "unreadable"])
-def test_read_refuses_what_is_no_regular_file_at_once(file, what, monkeypatch):
+def test_read_of_irregular_file_raises(file, what, monkeypatch):
     """A pipe would be waited for, and /dev/zero read without end."""
     path, whole, read = file
     path.unlink()
@@ -131,7 +131,7 @@ def denied(path, flags):
 
 
 @each
-def test_read_refuses_other_kinds_and_versions(file, written):
+def test_read_of_other_kind_or_version_raises(file, written):
     """Each refusal names what was found."""
     path, _, read = file
     other, _ = written["checkpoint" if path.name != "x" else "cleaner"]
@@ -144,14 +144,14 @@ def test_read_refuses_other_kinds_and_versions(file, written):
 
 
 @pytest.mark.parametrize("text", [b"NaN", b"[-Infinity]", b"[1e999]", b"{", b"", b"\xff", b"[" * 10**5, b"1" * 5000])
-def test_read_refuses_malformed_json(tmp_path, text):
+def test_read_of_malformed_json_raises(tmp_path, text):
     """The digest fits: someone made the file so."""
     (tmp_path / "x").write_bytes(container._sealed({"fsla": "1", "kind": "a checkpoint"}, {}, text))
     with pytest.raises(ValueError, match=r"Cannot read .*x: it is malformed"):
         load_checkpoint(tmp_path / "x")
 
 
-def test_read_refuses_a_large_file_before_it_is_read(tmp_path):
+def test_read_of_large_file_raises_before_reading(tmp_path):
     """A file with holes has any size, and its content does not fit into memory."""
     save_checkpoint(tmp_path / "x", 1)
     os.truncate(tmp_path / "x", 2**43)
@@ -200,7 +200,7 @@ def edits(content, tensors):
 
 
 @pytest.mark.parametrize("kind", ["cleaner", "weigher"])
-def test_load_refuses_an_edited_estimator_whose_digest_fits(written, tmp_path, kind):
+def test_load_of_edited_estimator_raises(written, tmp_path, kind):
     """Nothing is set, made or allocated by what a file says before it is known to fit."""
     path, read = written[kind]
     owner = {"cleaner": "HyperCleaner", "weigher": "DataWeigher"}[kind]
@@ -212,7 +212,7 @@ def test_load_refuses_an_edited_estimator_whose_digest_fits(written, tmp_path, k
         assert str(caught.value).startswith("Cannot read"), what
 
 
-def test_fit_refuses_the_records_of_another_run(tmp_path):
+def test_fit_with_records_of_other_run_raises(tmp_path):
     """Records with the same number of lines would else be taken for those of the run."""
     fitted(2, tmp_path / "one")
     torch.manual_seed(1)
@@ -224,7 +224,7 @@ def test_fit_refuses_the_records_of_another_run(tmp_path):
         fitted(3, tmp_path / "one")
 
 
-def test_checkpoints_of_a_run_have_its_id_after_a_resume_too(tmp_path):
+def test_checkpoint_after_resume_keeps_run_id(tmp_path):
     """Files of one run are known by it, and those of another are not."""
     names = ("one", "one", "other")
     for steps, name in zip((2, 4, 2), names, strict=True):
@@ -234,7 +234,7 @@ def test_checkpoints_of_a_run_have_its_id_after_a_resume_too(tmp_path):
     assert ids["one"] != ids["other"]
 
 
-def test_load_shards_refuses_the_file_of_another_run(tmp_path):
+def test_load_shards_with_file_of_other_run_raises(tmp_path):
     """Its rank, step and sizes are the same."""
     algorithm = algorithms.soba(constant(3.0, 0.2, 0.2))
     problem, at = weighted()

@@ -95,7 +95,7 @@ def agree(a, b, rtol=1e-12):
 
 @pytest.mark.parametrize("calls", [(1, 1, 10, 30), (300, 10), (2,)])
 @pytest.mark.parametrize("rates", [FALLING, Jumping()], ids=["falling", "jumping"])
-def test_replays_are_the_steps(calls, rates):
+def test_replay_equals_step(calls, rates):
     engine, eager, *rest, recorder = make(rates=rates)
     a, counts, random, _ = run(eager, *rest, calls)
     b, again, after, said = run(engine, *rest, calls)
@@ -110,7 +110,7 @@ def test_replays_are_the_steps(calls, rates):
 
 @pytest.mark.parametrize("calls", [(60,), (7, 1, 1, 40)])
 @pytest.mark.parametrize("algorithm", [fsla.algorithms.fsla, fsla.algorithms.soba], ids=["fsla", "soba"])
-def test_replays_with_automatic_step_sizes_are_the_steps(algorithm, calls):
+def test_replay_with_automatic_steps_equals_step(algorithm, calls):
     """The sizes follow from the state inside the captured step; they are measured between two replays, on its batch."""
     engine, eager, *rest, recorder = make(rates=Automatic(block=5), algorithm=algorithm)
     a, counts, random, _ = run(eager, *rest, calls)
@@ -127,7 +127,7 @@ def test_replays_with_automatic_step_sizes_are_the_steps(algorithm, calls):
             assert torch.allclose(x, y, rtol=1e-10), name
 
 
-def test_what_step_sizes_measured_is_compared_too():
+def test_replay_check_compares_measured_step_sizes():
     engine, _, *rest, _ = make(rates=Automatic())
     state, *_ = run(engine, *rest, (8,))
     wrong = replace(state, measured=replace(state.measured, damping=state.measured.damping + 1))
@@ -136,7 +136,7 @@ def test_what_step_sizes_measured_is_compared_too():
 
 
 @pytest.mark.parametrize("name", [name for name in list_algorithms() if algorithm_of(name).capturable])
-def test_a_captured_move_never_asks_the_host(name):
+def test_captured_move_has_no_host_sync(name):
     """What a move reads from a tensor would stay as it is for ever, and a GPU would have to wait for it."""
 
     class Refusing(TorchDispatchMode):
@@ -157,7 +157,7 @@ def test_a_captured_move_never_asks_the_host(name):
     assert replace(after, step_count=2).is_finite()
 
 
-def test_a_state_may_hold_what_was_there_before():
+def test_capture_state_may_hold_previous_state():
     """Unrolling keeps the ω before the step, which the step's own result is written over."""
     engine, eager, *rest, _ = make(algorithm=lambda rates: fsla.algorithms.bp(rates, inner_steps=1))
     a, *_ = run(eager, *rest, (30,))
@@ -168,7 +168,7 @@ def test_a_state_may_hold_what_was_there_before():
         assert float(lr) == pytest.approx(float(same))
 
 
-def test_a_state_may_hold_the_position_before():
+def test_capture_state_may_hold_previous_point():
     """STORM on all three variables looks at the point that the step began from."""
     storm = STORM()
     engine, eager, *rest, _ = make(
@@ -185,7 +185,7 @@ def test_a_state_may_hold_the_position_before():
 
 
 @pytest.mark.parametrize("calls", [(20, 20), (20, 5, 5), (20, 3, 10, 20)])
-def test_numbers_that_a_graph_has_frozen_are_found(calls, monkeypatch):
+def test_replay_check_detects_frozen_numbers(calls, monkeypatch):
     monkeypatch.setattr(cuda_graph, "LONG", 16)
     held = {"scale": 1.0}
 
@@ -222,7 +222,7 @@ def test_numbers_that_a_graph_has_frozen_are_found(calls, monkeypatch):
         assert "since step" in said[0]
 
 
-def test_a_batch_from_elsewhere_is_not_captured_and_not_lost():
+def test_capture_skips_batch_from_other_memory():
     def draws():
         stored = iter(torch.arange(40).reshape(10, 4))
         return lambda: StepBatches.shared(next(stored), None)
@@ -243,7 +243,7 @@ def test_a_batch_from_elsewhere_is_not_captured_and_not_lost():
         engine.advance(start, 1)
 
 
-def test_a_buffer_that_a_loader_refills_is_not_lost():
+def test_replay_reads_refilled_buffer():
     """Two batches are drawn to see whether they repeat, and may lie in one place."""
 
     def draws():
@@ -263,14 +263,14 @@ def test_a_buffer_that_a_loader_refills_is_not_lost():
     assert agree(a, b)
 
 
-def test_a_single_batch_from_elsewhere_is_not_lost():
+def test_replay_reads_single_batch_from_other_memory():
     stored = iter([torch.arange(4)])
     engine, _, start, *_ = make(draw=lambda: StepBatches.shared(next(stored), None))
     with pytest.warns(EngineWarning, match="unavailable: StopIteration"):
         assert engine.advance(start, 1).step_count == 1
 
 
-def test_a_closure_that_a_loader_fills_is_found():
+def test_replay_check_detects_refilled_closure():
     held, loader = {"rows": torch.arange(4)}, iter(torch.arange(4000).reshape(1000, 4) % 40)
     recorded = []
 
@@ -297,7 +297,7 @@ def test_a_closure_that_a_loader_fills_is_found():
 
 
 @pytest.mark.parametrize("rates", [FALLING, Automatic()], ids=["scheduled", "automatic"])
-def test_a_replay_that_fails_is_taken_again(monkeypatch, rates):
+def test_replay_failure_repeats_step(monkeypatch, rates):
     """Its steps are counted once, and so are the products that step sizes measured between the replays."""
     monkeypatch.setattr(cuda_graph, "LONG", 16)
     engine, eager, *rest, recorder = make(rates=rates)
@@ -314,7 +314,7 @@ def test_a_replay_that_fails_is_taken_again(monkeypatch, rates):
     assert torch.equal(random, after)
 
 
-def test_a_sample_with_a_seed_is_not_captured():
+def test_capture_skips_seeded_batches():
     rows = torch.arange(8)
     engine, _, start, *_ = make(draw=lambda: StepBatches.shared(rows, None, seed=3))
     with pytest.warns(EngineWarning, match="Batches with a seed"):
@@ -322,7 +322,7 @@ def test_a_sample_with_a_seed_is_not_captured():
     assert engine.name == "eager"
 
 
-def test_a_sample_with_a_seed_is_not_used_twice():
+def test_seeded_batches_are_used_once():
     held = []
 
     def draw():
@@ -337,7 +337,7 @@ def test_a_sample_with_a_seed_is_not_used_twice():
 
 
 @pytest.mark.parametrize("part", ["state", "step"])
-def test_an_algorithm_that_reads_k_is_not_captured(part):
+def test_capture_skips_algorithm_that_reads_step_count(part):
     class Odd(Alternating):
         def move(self, state, step):
             k = state.step_count if part == "state" else step.step_count
@@ -349,7 +349,7 @@ def test_an_algorithm_that_reads_k_is_not_captured(part):
         engine.advance(start, 2)
 
 
-def test_what_is_not_finite_stays_with_the_replays_and_is_compared_at_every_step():
+def test_replay_of_nonfinite_state_is_compared_every_step():
     engine, _, *rest, _ = make(rates=fsla.steps.constant(1e200, 1e200, 1e200))
     state, _, _, said = run(engine, *rest, (30,))
     assert not state.is_finite()
@@ -357,7 +357,7 @@ def test_what_is_not_finite_stays_with_the_replays_and_is_compared_at_every_step
     assert engine._agreed == 0
 
 
-def test_rates_are_sent_in_the_precision_of_the_state():
+def test_replay_sends_rates_in_state_dtype():
     engine, _, start, *_ = make()
     engine.advance(start, 2)
     assert engine._rates.dtype == F64
@@ -366,7 +366,7 @@ def test_rates_are_sent_in_the_precision_of_the_state():
 
 @pytest.mark.parametrize("stop", [1, 2, 3, 4])
 @pytest.mark.parametrize("rates", [FALLING, Automatic()], ids=["scheduled", "automatic"])
-def test_a_captured_run_that_is_stopped_at_once_resumes_to_the_same_state(stop, rates):
+def test_captured_run_stopped_at_once_resumes_exactly(stop, rates):
     """An engine looks at batches before it uses them; none may be lost."""
     engine, eager, *rest, _ = make(rates=rates)
     whole, _, random, _ = run(engine, *rest, (6,))
@@ -382,7 +382,7 @@ def test_a_captured_run_that_is_stopped_at_once_resumes_to_the_same_state(stop, 
 
 
 @needs_compiler
-def test_a_compiled_run_is_the_eager_run():
+def test_compiled_run_equals_eager():
     engine, eager, *rest, _ = make(name="compile", lenient=False)
     a, counts, random, _ = run(eager, *rest, (2, 4))
     b, again, after, said = run(engine, *rest, (2, 4))
@@ -395,7 +395,7 @@ def test_a_compiled_run_is_the_eager_run():
 
 @pytest.mark.parametrize("rates", [FALLING, Automatic()], ids=["scheduled", "automatic"])
 @pytest.mark.parametrize("method", ["reverse_over_reverse", "forward_over_reverse", "finite_difference"])
-def test_a_traced_step_is_the_step(monkeypatch, rates, method):
+def test_traced_step_equals_step(monkeypatch, rates, method):
     """What is handed to the compiler is one graph, and reads the state, the rates and the batch anew at each replay."""
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager", fullgraph=True))
     engine, eager, start, generator, problem, _ = make(name="compile", lenient=False, rates=rates)
@@ -408,7 +408,7 @@ def test_a_traced_step_is_the_step(monkeypatch, rates, method):
 
 
 @pytest.mark.parametrize("bad", ["fails", "wrong"])
-def test_a_compiler_that_fails_is_said_once_and_the_run_goes_on(monkeypatch, bad):
+def test_compiler_failure_warns_once_and_continues(monkeypatch, bad):
     def compile_badly(trace):
         if bad == "fails":
             raise RuntimeError("no compiler here\nand a long story")

@@ -74,7 +74,7 @@ class Bar:
         pass
 
 
-def test_a_download_is_checked_kept_and_shown(small_source, tmp_path):
+def test_download_verifies_stores_and_reports(small_source, tmp_path):
     bar, (_, handler) = Bar(), small_source
     paths = sets.fetch("mnist", tmp_path / "cache", progress=bar)
     assert all(p.exists() for p in paths)
@@ -85,14 +85,14 @@ def test_a_download_is_checked_kept_and_shown(small_source, tmp_path):
     assert all(c.good and "as published" in c.text for c in sets.check("mnist", tmp_path / "cache"))
 
 
-def test_a_download_is_tried_again(small_source, tmp_path):
+def test_download_retries(small_source, tmp_path):
     _, handler = small_source
     handler.failures = 2
     assert len(sets.fetch("mnist", tmp_path / "cache")) == 4
     handler.failures = 0
 
 
-def test_a_wrong_checksum_leaves_nothing(small_source, tmp_path):
+def test_download_with_wrong_checksum_leaves_nothing(small_source, tmp_path):
     root, _ = small_source
     name = sets.SOURCES["mnist"].train_images.name
     write(root / name, images(7))
@@ -101,7 +101,7 @@ def test_a_wrong_checksum_leaves_nothing(small_source, tmp_path):
     assert not (tmp_path / "cache" / "mnist" / name).exists()
 
 
-def test_no_network_says_which_files_to_put_where(small_source, tmp_path, monkeypatch):
+def test_download_without_network_lists_files(small_source, tmp_path, monkeypatch):
     source = sets.SOURCES["mnist"]
     monkeypatch.setitem(sets.SOURCES, "mnist", sets.Source("http://127.0.0.1:9/", *source.files))
     with pytest.raises(DataError, match=r"cannot be downloaded.*Put them in place.*t10k-labels-idx1-ubyte.gz"):
@@ -126,7 +126,7 @@ def nothing_is_left(folder):
     return not [p for p in folder.rglob("*") if p.is_file()]
 
 
-def test_a_file_that_is_announced_too_large_is_not_read(small_source, tmp_path):
+def test_download_announced_too_large_is_not_read(small_source, tmp_path):
     _, handler = small_source
     handler.answer = lambda request: served(request, announced=1001)
     with pytest.raises(DataError, match=r"must have at most 1000 bytes. The server sends 1001 or more"):
@@ -135,7 +135,7 @@ def test_a_file_that_is_announced_too_large_is_not_read(small_source, tmp_path):
     assert nothing_is_left(tmp_path / "cache")
 
 
-def test_a_server_that_sends_too_much_is_left(small_source, tmp_path):
+def test_download_longer_than_limit_aborts(small_source, tmp_path):
     _, handler = small_source
     handler.answer = lambda request: served(request, *[bytes(100_000)] * 100)
     with pytest.raises(DataError, match="must have at most 1000000 bytes"):
@@ -144,7 +144,7 @@ def test_a_server_that_sends_too_much_is_left(small_source, tmp_path):
     assert nothing_is_left(tmp_path / "cache")
 
 
-def test_a_server_that_is_too_slow_is_left(small_source, tmp_path):
+def test_download_too_slow_aborts(small_source, tmp_path):
     """It sends a few bytes, the time is over, it sends a few more, and then no more while the client listens."""
     _, handler = small_source
     now = [0.0]
@@ -161,7 +161,7 @@ def test_a_server_that_is_too_slow_is_left(small_source, tmp_path):
     assert nothing_is_left(tmp_path / "cache")
 
 
-def test_the_time_of_all_tries_counts(small_source, tmp_path):
+def test_download_time_limit_covers_all_tries(small_source, tmp_path):
     _, handler = small_source
     now = [0.0]
 
@@ -175,7 +175,7 @@ def test_the_time_of_all_tries_counts(small_source, tmp_path):
     assert handler.asked == 3
 
 
-def test_a_connection_that_breaks_is_tried_again(small_source, tmp_path):
+def test_download_retries_after_broken_connection(small_source, tmp_path):
     root, handler = small_source
     first = root / sets.SOURCES["mnist"].train_images.name
 

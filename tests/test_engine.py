@@ -106,7 +106,7 @@ def parts(state):
     ("name", "samples", "hvp_method"),
     list(product(ALGORITHMS, ("independent", "grouped", "shared"), ("forward_over_reverse", "reverse_over_reverse"))),
 )
-def test_a_replayed_run_is_the_eager_run(name, samples, hvp_method):
+def test_replayed_run_equals_eager(name, samples, hvp_method):
     problem, at, draw, generator = cleaning(hvp_method=hvp_method)
     problem = curved(name, problem)
     algorithm = ALGORITHMS[name](fsla.steps.inverse_sqrt(delta=10.0, c_tau=0.02, c_beta=0.02, c_eta=0.05))
@@ -125,7 +125,7 @@ def test_a_replayed_run_is_the_eager_run(name, samples, hvp_method):
 @needs_compiler
 @pytest.mark.slow  # compiling convolutions takes a minute
 @pytest.mark.parametrize("name", ["fsla", "gauss-newton", "cg"])
-def test_a_compiled_run_is_the_eager_run(name):
+def test_compiled_run_equals_eager(name):
     problem, at, draw, generator = cleaning()
     problem = curved(name, problem)
     algorithm = ALGORITHMS[name](fsla.steps.inverse_sqrt(delta=10.0, c_tau=0.02, c_beta=0.02, c_eta=0.05))
@@ -140,7 +140,7 @@ def test_a_compiled_run_is_the_eager_run(name):
 
 
 @pytest.mark.parametrize("name", ["graph", "compile"])
-def test_programs_see_changed_data_but_hold_no_copy(name, monkeypatch):
+def test_program_sees_changed_data(name, monkeypatch):
     """What a loss holds, a captured step reads where it lies: written to in place, it counts."""
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager", fullgraph=True))
     scale = torch.tensor(1.0, dtype=F64)
@@ -160,7 +160,7 @@ def test_programs_see_changed_data_but_hold_no_copy(name, monkeypatch):
     assert engine.name == name
 
 
-def test_a_state_of_another_form_is_captured_anew():
+def test_capture_repeats_for_state_of_other_shape():
     problem, at, draw, generator = cleaning(convolution=False)
     algorithm, source = fsla.algorithms.fsla(fsla.steps.constant(0.1, 0.1, 0.1)), sampler("fsla", draw)
     turned = Point(at.lam, dict(reversed(at.omega.items())))
@@ -190,7 +190,7 @@ def test_a_state_of_another_form_is_captured_anew():
     ],
 )
 @pytest.mark.parametrize("part", ["lam", "omega", "adjoint", "direction"])
-def test_rounding_agrees_and_more_does_not(part, dtype, change, good):
+def test_agreement_accepts_rounding_only(part, dtype, change, good):
     problem, at, draw, _ = cleaning(dtype, convolution=False)
     algorithm = fsla.algorithms.fsla(fsla.steps.constant(50.0, 0.1, 0.1, 0.5))
     batches = sampler("fsla", draw)()
@@ -218,7 +218,7 @@ def test_rounding_agrees_and_more_does_not(part, dtype, change, good):
         (10**6, 100.0, "graph"),
     ],
 )
-def test_auto_chooses_by_the_length_of_the_run_and_never_by_time(steps, budget_s, chosen):
+def test_auto_engine_depends_on_run_length(steps, budget_s, chosen):
     problem, at, draw, _ = cleaning()
     algorithm = fsla.algorithms.fsla(fsla.steps.constant(0.5, 0.1, 0.1))
     source, counted = sampler("fsla", draw), CountedProblem(problem)
@@ -231,7 +231,7 @@ def test_auto_chooses_by_the_length_of_the_run_and_never_by_time(steps, budget_s
 
 
 @pytest.mark.parametrize("name", ["graph", "compile"])
-def test_a_cpu_has_no_captured_steps_and_says_what_to_do(name):
+def test_captured_engine_on_cpu_raises(name):
     problem, at, draw, generator = cleaning()
     algorithm, source = fsla.algorithms.soba(fsla.steps.constant(0.5, 0.1, 0.1)), sampler("soba", draw)
     state = algorithm.init(problem, at, source())
@@ -239,7 +239,7 @@ def test_a_cpu_has_no_captured_steps_and_says_what_to_do(name):
         make_engine(name, algorithm, problem, source, generator, state)
 
 
-def test_updates_that_write_into_their_variables_are_not_captured():
+def test_capture_skips_in_place_updates():
     """A captured step is compared with the step itself from a copy of its start."""
     problem, _, draw, _ = cleaning()
     update, sizes = InPlace(GradientDescent()), fsla.steps.constant(0.5, 0.1, 0.1)
@@ -250,7 +250,7 @@ def test_updates_that_write_into_their_variables_are_not_captured():
     assert make_engine("auto", algorithm, problem, source, generator, None).name == "eager"
 
 
-def test_values_may_look_into_the_places_that_they_are_written_to():
+def test_captured_write_into_aliased_places_is_exact():
     """A step may return what it was given, at another place of the state."""
     a, b = torch.arange(3.0), torch.arange(3.0) + 10
     captures._write([a, b], [b, a])
@@ -260,13 +260,13 @@ def test_values_may_look_into_the_places_that_they_are_written_to():
     assert b.tolist() == [12, 11, 10]
 
 
-def test_an_unknown_engine_gets_one_message():
+def test_unknown_engine_raises():
     with pytest.raises(ValueError, match=r"engine must be one of.*Got 'grph'.*Did you mean 'graph'"):
         make_engine("grph", None, None, None, torch.Generator(), None)
 
 
 @pytest.mark.parametrize("method", [Fsla(), Bp(3), Ns(1, 3), Cg(2, 3), NoCleaning()], ids=str)
-def test_records_are_those_of_the_eager_run(method, monkeypatch):
+def test_captured_records_equal_eager(method, monkeypatch):
     spec = replace(TINY, method=method)
     eager = execute(spec)
     monkeypatch.setattr(runs, "make_engine", lambda *given: captured("graph", *given[1:5])[0])
@@ -282,7 +282,7 @@ def test_records_are_those_of_the_eager_run(method, monkeypatch):
 @pytest.mark.gpu
 @pytest.mark.parametrize("engine", ["graph", "compile"])
 @pytest.mark.parametrize("method", [Fsla(), Bp(3), Ns(1, 3), Cg(1, 3), Cg(2, 3), NoCleaning()], ids=str)
-def test_a_captured_run_is_the_eager_run(method, engine):
+def test_captured_run_equals_eager(method, engine):
     spec = replace(TINY, method=method)
     torch.backends.cudnn.allow_tf32 = False
     eager, graph = (execute(spec, device="cuda", engine=e) for e in ("eager", engine))
@@ -299,7 +299,7 @@ def test_a_captured_run_is_the_eager_run(method, engine):
 @pytest.mark.gpu
 @pytest.mark.parametrize("engine", ["graph", "compile"])
 @pytest.mark.parametrize("name", ["fsla", "soba"])
-def test_a_captured_run_with_automatic_step_sizes_is_the_eager_run(name, engine):
+def test_captured_run_with_automatic_steps_equals_eager(name, engine):
     """What step sizes measure lies partly on the CPU, and is written between two replays."""
     generator = torch.Generator("cuda").manual_seed(0)
     a = torch.randn(50, 3, device="cuda", dtype=F64, generator=generator)
@@ -327,7 +327,7 @@ def test_a_captured_run_with_automatic_step_sizes_is_the_eager_run(name, engine)
     assert float(two.measured.curvature) == pytest.approx(float(one.measured.curvature), rel=1e-6)
 
 
-def test_counts_of_replays_are_added_up():
+def test_replay_counts_oracle_calls():
     total = OracleCounts(grad=3, hvp=1).plus(10, OracleCounts(grad=1, hvp=2, mixed_hvp=2))
     assert total == OracleCounts(grad=13, hvp=21, mixed_hvp=20)
 
@@ -335,7 +335,7 @@ def test_counts_of_replays_are_added_up():
 @pytest.mark.gpu
 @pytest.mark.parametrize("engine", ["graph", "compile"])
 @pytest.mark.parametrize("bad", ["item", "loader"])
-def test_what_a_gpu_cannot_capture_falls_back_to_steps(bad, engine, monkeypatch):
+def test_uncapturable_step_falls_back_to_eager(bad, engine, monkeypatch):
     monkeypatch.setattr(engines, "PAYS", {engine: (0, 0.0)})
     generator = torch.Generator("cuda").manual_seed(0)
     a = torch.randn(50, 3, device="cuda", generator=generator)

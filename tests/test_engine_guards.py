@@ -102,7 +102,7 @@ def holding(held, name):
     return freeze
 
 
-def test_a_buffer_that_is_refilled_in_place_is_no_trap():
+def test_replay_with_refilled_buffer_equals_eager():
     def make(generator):
         buffer, draw = torch.zeros(8, 3, dtype=F64), drawing(generator)
 
@@ -117,7 +117,7 @@ def test_a_buffer_that_is_refilled_in_place_is_no_trap():
     assert engine.name == "graph"
 
 
-def test_a_buffer_that_is_refilled_in_place_and_held_by_the_loss_is_no_trap():
+def test_replay_with_refilled_buffer_in_loss_equals_eager():
     def make(generator):
         buffer, draw = torch.zeros(8, 3, dtype=F64), drawing(generator)
 
@@ -140,7 +140,7 @@ def test_a_buffer_that_is_refilled_in_place_and_held_by_the_loss_is_no_trap():
         lambda k: 0.1 if isinstance(k, int) and k > 5 else 0.2,
     ],
 )
-def test_rates_may_be_any_function_of_a_whole_number(inner_lr):
+def test_replay_accepts_any_rate_function(inner_lr):
     said, engine = compare(lambda generator: (plain, samples(generator)), rates=Given(inner_lr))
     assert said == []
     assert engine.name == "graph"
@@ -148,7 +148,7 @@ def test_rates_may_be_any_function_of_a_whole_number(inner_lr):
 
 @pytest.mark.parametrize("what", ["rows", "scale"])
 @pytest.mark.parametrize("calls", [(20, 20), (20, 16)])
-def test_data_that_is_replaced_between_two_calls_counts(what, calls, monkeypatch):
+def test_replay_sees_data_replaced_between_calls(what, calls, monkeypatch):
     """A graph holds the tensors and the numbers that it was recorded with."""
     monkeypatch.setattr(captures, "LONG", 16)
     held = {}
@@ -170,7 +170,7 @@ def test_data_that_is_replaced_between_two_calls_counts(what, calls, monkeypatch
     assert "from step 20 on" in said[0]
 
 
-def test_data_that_is_written_to_between_two_calls_counts():
+def test_replay_sees_data_written_between_calls():
     def make(generator):
         rows.copy_(X)
         return lambda lam, omega, batch: plain(lam, omega, rows), lambda: FULL
@@ -182,7 +182,7 @@ def test_data_that_is_written_to_between_two_calls_counts():
 
 
 @pytest.mark.parametrize("n", [3, 20])
-def test_a_state_that_is_changed_between_two_calls_counts(n):
+def test_replay_sees_state_changed_between_calls(n):
     def change(i, state):
         if i == 1:
             state.omega.value["w"] = torch.ones(3, dtype=F64)
@@ -226,7 +226,7 @@ def on_gpu(name, inner, start=START):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("reader", READERS)
-def test_a_loss_that_reads_numbers_is_not_captured(reader):
+def test_capture_skips_loss_that_reads_host_numbers(reader):
     read, crossed = READERS[reader], set()
 
     def inner(lam, omega, batch):
@@ -248,7 +248,7 @@ def test_a_loss_that_reads_numbers_is_not_captured(reader):
 @pytest.mark.parametrize(
     "read", [lambda t, i: t[int(i)], lambda t, i: t[0].item() * t[i.item()], lambda t, i: t.tolist()[int(i)]]
 )
-def test_numbers_are_not_read_from_data_either(read):
+def test_capture_skips_loss_that_reads_data_numbers(read):
     """A graph holds what was read from a tensor for ever."""
     table, place = torch.tensor([1.0, 3.0], dtype=F64, device="cuda"), torch.tensor(0, device="cuda")
 
@@ -261,7 +261,7 @@ def test_numbers_are_not_read_from_data_either(read):
 
 
 @pytest.mark.gpu
-def test_a_step_that_draws_random_numbers_is_not_captured():
+def test_capture_skips_random_step():
     """A graph goes on in the stream of the generator, where the step itself begins anew from its seed."""
 
     def inner(lam, omega, batch):
@@ -276,7 +276,7 @@ def test_a_step_that_draws_random_numbers_is_not_captured():
 
 
 @pytest.mark.parametrize("change_at", [5, 40, 100])
-def test_a_counter_in_the_draw_is_found_and_the_steps_in_doubt_are_named(change_at, monkeypatch):
+def test_replay_check_detects_counter_and_names_steps(change_at, monkeypatch):
     """The draw's Python runs once, when it is recorded: what it counts stays as it was."""
     monkeypatch.setattr(captures, "OFTEN", 64)
     held = {"scale": 1.0, "n": 0}
@@ -307,7 +307,7 @@ def test_a_counter_in_the_draw_is_found_and_the_steps_in_doubt_are_named(change_
     assert same(found, expected)  # before that, nothing is in doubt
 
 
-def test_steps_that_are_asked_for_one_by_one_are_compared_too(monkeypatch):
+def test_replay_check_covers_single_steps(monkeypatch):
     monkeypatch.setattr(captures, "OFTEN", 64)
     held = {}
 
@@ -324,7 +324,7 @@ def test_steps_that_are_asked_for_one_by_one_are_compared_too(monkeypatch):
     assert "since step 3 are in doubt" in said[0]
 
 
-def test_a_slow_drift_in_single_precision_is_found(monkeypatch):
+def test_replay_check_detects_slow_float32_drift(monkeypatch):
     monkeypatch.setattr(captures, "OFTEN", 64)
     held = {}
 
@@ -352,7 +352,7 @@ def test_a_slow_drift_in_single_precision_is_found(monkeypatch):
 
 
 @pytest.mark.parametrize("what", ["number", "size"])
-def test_a_batch_of_another_form_at_every_step_is_stepped(what):
+def test_batch_shape_changing_every_step_is_eager(what):
     """A graph is recorded for batches of one shape, and for the numbers that they held."""
 
     def make(generator):
@@ -372,7 +372,7 @@ def test_a_batch_of_another_form_at_every_step_is_stepped(what):
     assert "must come from the generator alone" in said[0]
 
 
-def test_a_batch_of_something_else_is_stepped():
+def test_batch_of_unsupported_type_is_eager():
     def make(generator):
         draw = drawing(generator)
         return lambda lam, omega, batch: plain(lam, omega, next(iter(batch))), lambda: StepBatches.shared(
@@ -384,13 +384,13 @@ def test_a_batch_of_something_else_is_stepped():
     assert "tensors, numbers and strings" in said[0]
 
 
-def test_a_replay_that_fails_is_stepped():
+def test_replay_failure_falls_back_to_eager():
     said, engine = compare(lambda generator: (plain, samples(generator)), fails_at=10)
     assert engine.name == "eager"
     assert said[0].startswith("The captured step failed (the device has gone.)")
 
 
-def test_what_is_not_finite_is_replayed_and_compared_once_it_is_finite():
+def test_replay_check_waits_for_finite_values():
     generator = torch.Generator().manual_seed(5)
     problem, draw = CountedProblem(Problem(plain, outer)), samples(generator)
     algorithm = fsla.algorithms.soba(RATES)
@@ -405,7 +405,7 @@ def test_what_is_not_finite_is_replayed_and_compared_once_it_is_finite():
     assert engine._agreed == captures.FIRST
 
 
-def test_a_converged_run_is_not_taken_for_a_wrong_one():
+def test_replay_check_accepts_converged_run():
     """Near the minimum d is what is left of terms that cancel: rounding, which a graph need not share."""
     problem = CountedProblem(
         Problem(
@@ -425,7 +425,7 @@ def test_a_converged_run_is_not_taken_for_a_wrong_one():
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, F64])
-def test_what_is_left_of_terms_that_cancel_is_compared_with_rounding(dtype, monkeypatch):
+def test_replay_check_accepts_rounding_of_cancelling_terms(dtype, monkeypatch):
     """Of many such numbers: the rounding of a single one may be zero by chance, which depends on the processor."""
     a = normal(50, 3, 64, seed=4).to(dtype)
     start = State(0, Variable({"l": a[0]}), Variable({"w": a[1]}), {"l": torch.zeros(64, dtype=dtype)}, None)
@@ -446,7 +446,7 @@ def test_what_is_left_of_terms_that_cancel_is_compared_with_rounding(dtype, monk
     assert captures.difference(start, expected, found, step) == "direction"
 
 
-def test_batches_of_several_inner_steps_are_captured():
+def test_capture_takes_batches_of_inner_steps():
     generator = torch.Generator().manual_seed(5)
     draw = drawing(generator)
     problem, algorithm = CountedProblem(Problem(plain, outer)), fsla.algorithms.bp(RATES, inner_steps=2)

@@ -64,12 +64,12 @@ def equilibrium(text):
 CHECKS = {check.__name__: check for check in (ridge_penalties, class_weights, mixture_weights, few_shot, equilibrium)}
 
 
-def test_every_example_is_checked():
+def test_examples_all_have_a_check():
     assert sorted(CHECKS) == NAMES
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_an_example_runs(name, tmp_path):
+def test_example_runs(name, tmp_path):
     path = EXAMPLES / f"{name}.py"
     assert len(path.read_text(encoding="utf-8").splitlines()) <= 120
     source = str(Path(fsla.__file__).parents[1])
@@ -82,7 +82,7 @@ def test_an_example_runs(name, tmp_path):
     assert (tmp_path / f"{name}.png").read_bytes().startswith(PNG)
 
 
-def test_the_learnt_loss_takes_fifteen_lines():
+def test_example_learned_loss_has_fifteen_lines():
     marks = re.findall(r"# \+(\d+)", (EXAMPLES / "class_weights.py").read_text(encoding="utf-8"))
     assert [int(m) for m in marks] == list(range(1, len(marks) + 1))
     assert len(marks) <= 15

@@ -26,7 +26,7 @@ from fsla._files import (
 )
 
 
-def test_text_and_bytes_come_back(tmp_path):
+def test_write_bytes_round_trip(tmp_path):
     write_text(tmp_path / "x", "δ\n")
     assert (tmp_path / "x").read_bytes() == "δ\n".encode()
     write_bytes(tmp_path / "x", b"\0\xff")
@@ -34,7 +34,7 @@ def test_text_and_bytes_come_back(tmp_path):
     assert [p.name for p in tmp_path.iterdir()] == ["x"]
 
 
-def test_a_failed_rename_leaves_the_old_file(tmp_path, monkeypatch):
+def test_write_bytes_failed_rename_keeps_old_file(tmp_path, monkeypatch):
     write_text(tmp_path / "x", "old")
     monkeypatch.setattr("pathlib.Path.replace", lambda *a: (_ for _ in ()).throw(OSError("disk full")))
     with pytest.raises(OSError, match="disk full"):
@@ -43,7 +43,7 @@ def test_a_failed_rename_leaves_the_old_file(tmp_path, monkeypatch):
     assert (tmp_path / "x").read_text() == "old"
 
 
-def test_a_write_that_breaks_off_leaves_the_old_file_and_names_it(tmp_path):
+def test_write_bytes_interrupted_keeps_old_file(tmp_path):
     """A limit on the size of files breaks a write off midway, as a full disk does."""
     write_text(tmp_path / "x", "old")
     code = (
@@ -57,7 +57,7 @@ def test_a_write_that_breaks_off_leaves_the_old_file_and_names_it(tmp_path):
     assert (tmp_path / "x").read_text() == "old"
 
 
-def test_a_pipe_is_written_into(tmp_path):
+def test_write_bytes_to_pipe_writes_into_it(tmp_path):
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     seen = []
@@ -69,7 +69,7 @@ def test_a_pipe_is_written_into(tmp_path):
     assert stat.S_ISFIFO(pipe.stat().st_mode)
 
 
-def test_a_link_is_followed(tmp_path):
+def test_write_bytes_follows_link(tmp_path):
     (tmp_path / "deep").mkdir()
     (tmp_path / "deep" / "real").write_text("old")
     (tmp_path / "link").symlink_to(tmp_path / "deep" / "real")
@@ -78,7 +78,7 @@ def test_a_link_is_followed(tmp_path):
     assert (tmp_path / "deep" / "real").read_text() == "new"
 
 
-def test_what_cannot_be_written_is_noticed_before(tmp_path):
+def test_check_writable_fails_before_writing(tmp_path):
     ensure_writable(tmp_path / "new" / "deeper" / "x")
     assert list((tmp_path / "new" / "deeper").iterdir()) == []
     with pytest.raises(IsADirectoryError):
@@ -106,7 +106,7 @@ def names(folder):
     return sorted(p.name for p in folder.iterdir())
 
 
-def test_remove_orphans_keeps_all_but_those_of_dead_processes_of_this_host(tmp_path, dead):
+def test_remove_orphans_removes_files_of_dead_local_processes_only(tmp_path, dead):
     """Another host has processes of its own, and a name of another form is of another program."""
     kept = [temporary(os.getpid()), temporary(dead, host="0123abcd"), "x", f".x.{dead}.tmp", f".x.fsla-{dead}.tmp"]
     for name in [*kept, temporary(dead), temporary(9_999_999_999)]:
@@ -118,7 +118,7 @@ def test_remove_orphans_keeps_all_but_those_of_dead_processes_of_this_host(tmp_p
     assert names(tmp_path) == sorted([*kept, folder, link])
 
 
-def test_write_bytes_ignores_a_link_at_a_known_temporary_name(tmp_path):
+def test_write_bytes_ignores_planted_link(tmp_path):
     """In a shared folder another user's link would have the content written through it."""
     (tmp_path / "victim").write_text("precious")
     (tmp_path / f".x.{os.getpid()}.tmp").symlink_to(tmp_path / "victim")
@@ -127,7 +127,7 @@ def test_write_bytes_ignores_a_link_at_a_known_temporary_name(tmp_path):
     assert not (tmp_path / "x").is_symlink()
 
 
-def test_write_bytes_opens_no_temporary_name_that_is_taken(tmp_path, monkeypatch):
+def test_write_bytes_skips_taken_temporary_name(tmp_path, monkeypatch):
     """Even a random name that was guessed is not opened."""
     (tmp_path / "victim").write_text("precious")
     link = tmp_path / temporary(os.getpid())
@@ -141,7 +141,7 @@ def test_write_bytes_opens_no_temporary_name_that_is_taken(tmp_path, monkeypatch
 
 
 @pytest.mark.parametrize(("umask", "mode"), [(0o022, 0o644), (0o027, 0o640)])
-def test_write_bytes_leaves_the_permissions_to_the_umask(tmp_path, umask, mode):
+def test_write_bytes_permissions_follow_umask(tmp_path, umask, mode):
     """A temporary file that only its owner can read would stay so under its last name."""
     before = os.umask(umask)
     try:
@@ -151,14 +151,14 @@ def test_write_bytes_leaves_the_permissions_to_the_umask(tmp_path, umask, mode):
     assert stat.S_IMODE((tmp_path / "x").stat().st_mode) == mode
 
 
-def test_write_bytes_takes_names_of_255_bytes(tmp_path):
+def test_write_bytes_accepts_names_of_255_bytes(tmp_path):
     """The temporary name is longer than the name, and must not be too long for the system."""
     write_text(tmp_path / ("x" * 255), "new")
     write_text(tmp_path / ("δ" * 127), "new")
     assert len(names(tmp_path)) == 2
 
 
-def test_publish_file_brings_the_name_to_the_disk(tmp_path, monkeypatch):
+def test_publish_file_syncs_directory(tmp_path, monkeypatch):
     """A crash of the machine could else undo the rename, after older files were removed."""
     synced = []
     monkeypatch.setattr(os, "fsync", lambda file: synced.append(stat.S_ISDIR(os.fstat(file).st_mode)))
@@ -185,7 +185,7 @@ KINDS = ["link", "hanging link", "loop", "link to a device", "pipe", "folder", "
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_only_regular_files_are_opened_and_replaced(tmp_path, monkeypatch, kind):
+def test_open_regular_of_irregular_file_raises(tmp_path, monkeypatch, kind):
     """Nothing is read, written or waited for, whatever is in the place of a file."""
     monkeypatch.chdir(tmp_path)  # a socket has a short path
     Path("victim").write_text("precious")
@@ -206,7 +206,7 @@ def test_only_regular_files_are_opened_and_replaced(tmp_path, monkeypatch, kind)
 
 
 @pytest.mark.parametrize("kind", ["link", "hanging link", "pipe"])
-def test_open_regular_notices_what_was_planted_after_the_look(tmp_path, monkeypatch, kind):
+def test_open_regular_detects_swap_after_check(tmp_path, monkeypatch, kind):
     """The descriptor is looked at too, so that no moment is left."""
     (tmp_path / "victim").write_text("precious")
     planted(tmp_path / "x", kind, tmp_path / "victim")
@@ -244,7 +244,7 @@ def way(request, monkeypatch):
 
 
 @pytest.mark.parametrize("before", ["none", "empty", "old"])
-def test_publish_folder_replaces_what_is_listed(tmp_path, way, before):
+def test_publish_folder_replaces_listed_files(tmp_path, way, before):
     target = tmp_path / "out"
     if before != "none":
         target.mkdir()
@@ -259,7 +259,7 @@ def test_publish_folder_replaces_what_is_listed(tmp_path, way, before):
 
 @pytest.mark.parametrize("at", ["before", "at the last moment"])
 @pytest.mark.parametrize("kind", ["file", "folder", "link", "file in place"])
-def test_publish_folder_loses_nothing_where_files_have_appeared(tmp_path, monkeypatch, way, at, kind):
+def test_publish_folder_keeps_files_that_appear(tmp_path, monkeypatch, way, at, kind):
     """A file may be put into the folder while the training runs, and up to the swap."""
     target = tmp_path / "out"
     target.mkdir()
@@ -336,7 +336,7 @@ with files.temporary_folder(target, names) as made:
 """
 
 
-def test_a_process_killed_at_any_change_leaves_the_old_or_the_new_folder(tmp_path, way):
+def test_publish_folder_killed_anywhere_leaves_old_or_new(tmp_path, way):
     """The process ends before each of its changes in turn; the next run removes what was left."""
     target = tmp_path / "out"
     target.mkdir()
@@ -358,7 +358,7 @@ def test_a_process_killed_at_any_change_leaves_the_old_or_the_new_folder(tmp_pat
     assert seen[-1] == "new"
 
 
-def test_mend_folder_leaves_what_may_be_of_others(tmp_path, dead):
+def test_mend_folder_keeps_files_of_others(tmp_path, dead):
     """A name with a dead process's number may hold a user's file, be another host's, or lead elsewhere."""
     (tmp_path / "elsewhere").mkdir()
     filled(tmp_path / "elsewhere", "precious")

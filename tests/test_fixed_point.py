@@ -40,7 +40,7 @@ def equilibrium():
 LAM = {"x": torch.tensor([0.3, -0.2], dtype=F64)}
 
 
-def test_the_fixed_point_iteration_gives_the_derivative_through_the_equilibrium():
+def test_fixed_point_iteration_gives_implicit_derivative():
     problem, f, solved = equilibrium()
     x = LAM["x"].clone().requires_grad_()
     (want,) = torch.autograd.grad(f(x), x)
@@ -60,7 +60,7 @@ def test_the_fixed_point_iteration_gives_the_derivative_through_the_equilibrium(
     ],
     ids=["aid_fp", "fsla", "soba", "amigo", "itd_bio"],
 )
-def test_algorithms_find_the_best_equilibrium(algorithm):
+def test_fixed_point_algorithms_reach_best_equilibrium(algorithm):
     problem, f, _ = equilibrium()
     state = algorithm.init(problem, Point(LAM, {"z": torch.zeros(4, dtype=F64)}), FULL)
     for _ in range(600):
@@ -70,7 +70,7 @@ def test_algorithms_find_the_best_equilibrium(algorithm):
     assert float(slope.norm()) < 1e-5
 
 
-def test_a_gradient_step_as_a_map_is_the_gradient_method():
+def test_fixed_point_of_gradient_step_equals_gradient_method():
     problem, at, train, valid = ridge_logistic()
     rate = 0.2
 
@@ -91,7 +91,7 @@ def test_a_gradient_step_as_a_map_is_the_gradient_method():
     assert float(tree.norm(tree.sub(a.omega.value, b.omega.value))) < 1e-13
 
 
-def test_what_a_map_cannot_do_is_said():
+def test_fixed_point_unsupported_call_raises():
     problem, _, solved = equilibrium()
     at = Point(LAM, solved(LAM))
     with pytest.raises(ValueError, match=r"needs a symmetric Hessian.*method='neumann' with step_size=1"):

@@ -32,7 +32,7 @@ from support import F64, normal
     st.integers(1, 8),
 )
 @settings(max_examples=150, deadline=None)
-def test_decays_are_those_of_the_plain_loop(steps, block):
+def test_decay_equals_loop(steps, block):
     decay = Decay(block=block)
     for k in range(len(steps) + 1):
         D, A = decay.decay_from(torch.arange(k + 1))
@@ -47,7 +47,7 @@ def test_decays_are_those_of_the_plain_loop(steps, block):
             decay.append(*steps[k])
 
 
-def test_many_steps_neither_underflow_nor_drift():
+def test_decay_over_many_steps_is_stable():
     """κ = .1 for 5000 steps, whose product is 1e-5000, then 1 - 1e-6, then one κ = 0, and 1 again."""
     decay = Decay()
     for k in range(6000):
@@ -124,7 +124,7 @@ def both(algorithm, drawn):
 
 
 @pytest.mark.parametrize("name", [*CASES, *SHORT])
-def test_lazy_runs_take_the_steps_of_the_sweep(name):
+def test_lazy_rows_equal_full_sweep(name):
     """In every tensor of λ, with three inner batches a step, and rows drawn twice."""
     algorithm = CASES.get(name) or SHORT[name]
     drawn = samples(algorithm, (501 if name in LONG else 201) if name in CASES else 41)
@@ -139,19 +139,19 @@ def test_lazy_runs_take_the_steps_of_the_sweep(name):
         assert 0.2 < float((flatten(lam).abs() == 0.05).double().mean()) < 0.98
 
 
-def test_a_start_outside_of_the_box_is_brought_into_it():
+def test_lazy_rows_start_outside_box_is_projected():
     algorithm = algorithms.fsla(constant(0.3, 0.2, 0.2, 0.5), projection=Box(-0.02, 0.02))
     state, run = both(algorithm, samples(algorithm, 30))
     assert gap(run.weights(), state.lam.value) < 1e-13
 
 
-def test_single_precision_holds_twelve_bytes_a_weight():
+def test_lazy_rows_float32_use_twelve_bytes_per_weight():
     table = RowTable.init_rows({"w": torch.zeros(1).expand(1000)}, None)
     held = [*table.lam.values(), *table.d.values(), table.last]
     assert sum(t.untyped_storage().nbytes() for t in held) == 12_000
 
 
-def test_wrapped_problems_and_whole_numbers_of_32_bits(tmp_path):
+def test_lazy_rows_accept_wrapped_problem_and_int32(tmp_path):
     problem, at = weighted()
     problem.row_index = lambda i: i.to(torch.int32)
     algorithm = CASES["storm"]
@@ -165,7 +165,7 @@ def test_wrapped_problems_and_whole_numbers_of_32_bits(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["storm", "ma_soba in a box", "soba"])
-def test_a_saved_run_goes_on_exactly(name, tmp_path):
+def test_lazy_rows_resume_exactly(name, tmp_path):
     algorithm = CASES[name]
     drawn = samples(algorithm, 81)
     problem, at = weighted()
@@ -188,7 +188,7 @@ def test_a_saved_run_goes_on_exactly(name, tmp_path):
     assert torch.equal(flatten(run.weights()), flatten(beside.weights()))
 
 
-def test_a_decay_is_restored_between_blocks():
+def test_lazy_rows_restore_decay_between_blocks():
     a = Decay(block=4)
     for k in range(23):
         if k in (0, 7, 8, 9):
@@ -215,14 +215,14 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_algorithms_that_are_not_row_by_row_are_refused(name):
+def test_lazy_rows_with_other_algorithm_raise(name):
     algorithm, what = REFUSED[name]
     problem, at = weighted()
     with pytest.raises(ValueError, match=rf"must move each row of λ by itself.*{what}.*or step the"):
         LazyRowOptimizer(algorithm, problem, at, samples(CASES["storm"], 1)[0])
 
 
-def test_problems_that_are_not_row_by_row_are_refused():
+def test_lazy_rows_with_other_problem_raise():
     problem, at = weighted()
     algorithm = CASES["storm"]
     (batches,) = samples(algorithm, 1)
@@ -240,7 +240,7 @@ def test_problems_that_are_not_row_by_row_are_refused():
 
 
 @pytest.mark.parametrize("read", [lambda lam: lam["w"].sum(), lambda lam: len(lam), lambda lam: sum(lam.values())])
-def test_an_outer_loss_that_reads_the_weights_after_all_is_found(read):
+def test_lazy_rows_detect_outer_loss_reading_lam(read):
     problem, at = weighted()
     outer = problem.outer_loss
     problem.outer_loss = lambda lam, omega, i: outer(lam, omega, i) + 0 * read(lam)
@@ -249,7 +249,7 @@ def test_an_outer_loss_that_reads_the_weights_after_all_is_found(read):
         LazyRowOptimizer(algorithm, problem, at, samples(algorithm, 1)[0])
 
 
-def test_rows_that_are_not_there_are_refused():
+def test_lazy_rows_missing_row_raises():
     problem, at = weighted()
     algorithm = CASES["storm"]
     first, second = samples(algorithm, 2)
@@ -264,7 +264,7 @@ def test_rows_that_are_not_there_are_refused():
         run.rows(torch.tensor([-1]))
 
 
-def test_a_box_needs_rates_that_keep_the_sign():
+def test_lazy_rows_box_with_sign_changing_rate_raises():
     problem, at = weighted()
     rates = Schedule(1.0, 0.2, 0.2, 1.5, clip_weight=False)
     for projection in (None, Box(-1, 1)):
@@ -281,7 +281,7 @@ def test_a_box_needs_rates_that_keep_the_sign():
 # ------------------------------------------------------------------------------------------- on several processes
 
 
-def test_shards_cover_all_samples_and_samplers_stay_in_them():
+def test_index_ranges_cover_all_samples():
     for n, world_size in ((101, 4), (7, 7), (10, 3)):
         parts = IndexRange(n, 0, world_size).full()
         assert [part.start for part in parts[1:]] == [part.stop for part in parts[:-1]]
@@ -307,7 +307,7 @@ def test_shards_cover_all_samples_and_samplers_stay_in_them():
         ShardedSampler(IndexRange(3, 0, 7), 9, seed=0)
 
 
-def test_a_sampler_makes_batches_of_any_form():
+def test_sharded_sampler_collates_any_batch():
     sampler = ShardedSampler(IndexRange(10, 1, 2), 4, seed=0, collate_fn=lambda i: (i, 2 * i))
     index, double = sampler().batch
     assert torch.equal(2 * index, double)
@@ -323,7 +323,7 @@ def alone(tmp_path):
     dist.destroy_process_group()
 
 
-def test_a_share_is_a_part_of_a_mean_whose_rows_stay(alone):
+def test_batch_shard_is_part_of_mean(alone):
     problem, at = weighted()
     reduced, _ = weighted(DataParallelReducer())
     v = {name: normal(*t.shape, seed=4) for name, t in at.omega.items()}
@@ -346,7 +346,7 @@ def test_a_share_is_a_part_of_a_mean_whose_rows_stay(alone):
             reduced.inner_at(at, Batch(BatchShard(batch, total)))
 
 
-def test_rows_are_known_through_wrappers(alone):
+def test_row_index_passes_through_wrappers(alone):
     problem, at = weighted()
     v = {name: normal(*t.shape, seed=4) for name, t in at.omega.items()}
     batch = Batch(torch.tensor([5, 7, 5]))
@@ -362,7 +362,7 @@ def test_rows_are_known_through_wrappers(alone):
     assert len(view.grad_lam["w"].index) == 0
 
 
-def test_a_weight_that_no_share_holds_waits_on_its_rank(alone):
+def test_lazy_rows_absent_from_batch_stay_on_rank(alone):
     """A rank that draws no sample in a step takes part in it all the same."""
     algorithm = CASES["storm"]
     problem, at = weighted(DataParallelReducer())
@@ -388,7 +388,7 @@ def ran(request, tmp_path_factory):
     return request.param, folder
 
 
-def test_rows_on_several_ranks_take_the_steps_of_one_process(ran):
+def test_lazy_rows_on_ranks_equal_one_process(ran):
     """With batches of 9, which do not divide evenly, against a sweep on the batches of all ranks."""
     _, folder = ran
     found = json.loads((folder / "gaps").read_text())
@@ -402,7 +402,7 @@ def files(folder):
     return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
 
 
-def test_a_run_is_resharded_to_one_rank_and_back(ran):
+def test_load_shards_reshards_exactly(ran):
     world_size, folder = ran
     place = folder / "storm"
     algorithm = lazy_program.ALGORITHMS["storm"]
@@ -437,7 +437,7 @@ def test_a_run_is_resharded_to_one_rank_and_back(ran):
         run.load_state_dict(load_shards(place, parts[0]).state)
 
 
-def test_what_is_no_saved_run_gets_one_message(tmp_path):
+def test_load_shards_of_other_files_raises(tmp_path):
     with pytest.raises(CheckpointError, match=r"must hold a run that fsla.contrib.save_shards wrote"):
         load_shards(tmp_path, IndexRange(3))
     algorithm = CASES["storm"]
@@ -457,7 +457,7 @@ def test_what_is_no_saved_run_gets_one_message(tmp_path):
         load_shards(tmp_path, run.index_range)
 
 
-def test_a_run_that_dies_while_it_is_saved_leaves_the_one_before(tmp_path, monkeypatch):
+def test_save_shards_interrupted_keeps_previous(tmp_path, monkeypatch):
     algorithm = CASES["soba"]
     problem, at = weighted()
     first, second = samples(algorithm, 2)
@@ -478,7 +478,7 @@ def test_a_run_that_dies_while_it_is_saved_leaves_the_one_before(tmp_path, monke
     assert torch.equal(flatten(again.weights()), flatten(before))
 
 
-def test_a_run_that_is_saved_again_replaces_the_first(tmp_path):
+def test_save_shards_again_replaces_first(tmp_path):
     algorithm = CASES["soba"]
     problem, at = weighted()
     drawn = samples(algorithm, 3)
@@ -489,7 +489,7 @@ def test_a_run_that_is_saved_again_replaces_the_first(tmp_path):
     assert files(tmp_path) == ["manifest.fsla", "rank-0-of-1/step-2.safetensors"]
 
 
-def test_one_sample_serves_a_step_of_full_batches():
+def test_lazy_rows_accept_full_batches():
     algorithm = CASES["none"]
     batches = StepBatches.shared(torch.arange(SAMPLES), torch.arange(10))
     state, run = both(algorithm, [batches] * 5)

@@ -69,7 +69,7 @@ def expected(c: Case, label: str, rate: float, inner: Data, outer: Data) -> Tree
 
 @pytest.mark.parametrize("name", ["quadratic", "softmax"])
 @pytest.mark.parametrize(("build", "label"), EVERY, ids=IDS)
-def test_the_hypergradient_is_ours(name, build, label):
+def test_peer_hypergradient_equals_fsla(name, build, label):
     if (build.__name__, label) == ("betty", "cg_10"):
         pytest.skip("its released versions take the old residual for the new direction: timed, but not right")
     c, inner, outer = fixed(name)
@@ -82,7 +82,7 @@ def test_the_hypergradient_is_ours(name, build, label):
 
 
 @pytest.mark.parametrize(("build", "label"), EVERY, ids=IDS)
-def test_the_inner_steps_are_sgd_steps(build, label):
+def test_peer_inner_steps_equal_sgd(build, label):
     c, inner, _ = fixed("quadratic")
     run = one_step(c, build, label)
     want = moved(c, run.rates.inner, inner, 5 if label == "unrolled_5" else 1).omega["omega"]
@@ -90,7 +90,7 @@ def test_the_inner_steps_are_sgd_steps(build, label):
     torch.testing.assert_close(run.omega()["omega"].detach(), want, rtol=0.0, atol=slack)
 
 
-def test_libraries_that_are_here_step_in_silence(capsys):
+def test_peer_step_prints_nothing(capsys):
     c = case("softmax", torch.device("cpu"))
     steps, reasons = peers.steppers(c)
     missing = {line.split(":")[0] for line in reasons}
@@ -102,7 +102,7 @@ def test_libraries_that_are_here_step_in_silence(capsys):
     assert captured.out == captured.err == ""
 
 
-def test_what_fails_is_left_out_with_a_reason(monkeypatch):
+def test_peer_failure_is_skipped_with_reason(monkeypatch):
     def absent(run, method, count):
         peers._load("no_such_library")
 

@@ -25,7 +25,7 @@ def alone(tmp_path):
 
 @pytest.mark.parametrize("weights", [False, True], ids=["of classes", "of samples"])
 @pytest.mark.parametrize("name", reduced_program.ALGORITHMS)
-def test_reduced_steps_are_the_steps(name, weights, alone):
+def test_reducer_on_gpu_equals_plain_steps(name, weights, alone):
     algorithm = reduced_program.ALGORITHMS[name]
     expected, _ = reduced_program.path(*reduced_program.network(weights, "cuda"), algorithm, 16, 200, device="cuda")
     found, messages = reduced_program.path(*reduced_program.reduced(weights, "cuda"), algorithm, 16, 200, device="cuda")
@@ -36,7 +36,7 @@ def test_reduced_steps_are_the_steps(name, weights, alone):
 @pytest.mark.parametrize("weights", [False, True], ids=["of classes", "of samples"])
 @pytest.mark.parametrize("engine", ["graph", "compile"])
 @pytest.mark.parametrize("name", ["fsla", "soba"])
-def test_captured_steps_are_the_steps(name, engine, weights, alone):
+def test_captured_reducer_equals_plain_steps(name, engine, weights, alone):
     """The messages are captured with the step."""
     algorithm = reduced_program.ALGORITHMS[name]
     expected, _ = reduced_program.path(*reduced_program.network(weights, "cuda"), algorithm, 16, 50, device="cuda")
@@ -46,7 +46,7 @@ def test_captured_steps_are_the_steps(name, engine, weights, alone):
 
 @pytest.mark.parametrize("kind", ["replicas", "shards"])
 @pytest.mark.parametrize("name", front_program.CASES)
-def test_a_wrapped_model_takes_the_steps_of_a_plain_one(name, kind, alone):
+def test_wrapped_model_on_gpu_equals_plain_model(name, kind, alone):
     if kind == "shards" and "exact" in name:
         pytest.skip("exact products are refused in shards")
     algorithm, options = front_program.CASES[name]
@@ -56,7 +56,7 @@ def test_a_wrapped_model_takes_the_steps_of_a_plain_one(name, kind, alone):
 
 
 @pytest.mark.parametrize("kind", ["plain", "shards"])
-def test_a_run_on_a_gpu_is_taken_up(kind, alone, tmp_path):
+def test_fit_on_gpu_resumes(kind, alone, tmp_path):
     whole, first, second = (fitted(tmp_path / name, kind, steps) for name, steps in (("a", 12), ("b", 8), ("b", 12)))
     assert first.num_steps == 8
     assert second.resumed_from == 8

@@ -18,14 +18,14 @@ def run(page):
     return names
 
 
-def test_the_readme(capsys):
+def test_readme_runs(capsys):
     names = run("README.md")
     rare = names["log_weights"].exp()
     assert 8 < rare[1] / rare[0] < 11  # as the comment says; 9.4 with torch 2.13
     assert "tensor" in capsys.readouterr().out
 
 
-def test_the_page_on_data(capsys):
+def test_data_page_runs(capsys):
     names = run("docs/data.md")
     cleaner = names["cleaner"]
     assert cleaner.weights_.set_index("group")["decision"].to_dict() == {"shop": "keep", "forum": "drop"}
@@ -37,7 +37,7 @@ def test_the_page_on_data(capsys):
     assert weights["west"] < 0.3 < weights.drop("west").min()
 
 
-def test_the_start_page(capsys):
+def test_start_page_runs(capsys):
     names = run("docs/start.md")
     said = capsys.readouterr().out
     weights = [float(w) for w in re.search(r"step 399.*\[(.*)\]", said)[1].split(",")]
@@ -46,7 +46,7 @@ def test_the_start_page(capsys):
     assert names["bilevel"].step_count == 66
 
 
-def test_the_guide_to_the_core(capsys):
+def test_core_page_runs(capsys):
     names = run("docs/core.md")
     assert names["ridge"][:5].mean() < names["ridge"][5:].mean() - 1
     assert names["weights"][:60].mean() < names["weights"][60:].mean() - 0.2
@@ -54,7 +54,7 @@ def test_the_guide_to_the_core(capsys):
     assert "relative error" in capsys.readouterr().out
 
 
-def test_the_page_on_more_than_one_gpu(capsys):
+def test_multi_gpu_page_runs(capsys):
     """Here in one process; torchrun starts the same program."""
     names = run("docs/more-than-one-gpu.md")
     first, second, wrong = names["weights"].weights.tolist()
@@ -63,7 +63,7 @@ def test_the_page_on_more_than_one_gpu(capsys):
     assert "{0: " in capsys.readouterr().out
 
 
-def test_the_page_on_many_sample_weights(capsys):
+def test_sample_weights_page_runs(capsys):
     names = run("docs/sample-weights-at-scale.md")
     weights, half = names["weights"], names["n"] // 2
     assert weights[:half].mean() < weights[half:].mean()  # the spoilt half weighs less
@@ -96,21 +96,21 @@ PAGES = {  # what the comments of each page's examples say
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_the_pages_on_algorithms(page, capsys):
+def test_algorithm_page_runs(page, capsys):
     assert PAGES[page](run(f"docs/algorithms/{page}.md"))
     assert capsys.readouterr().out
 
 
-def test_every_page_on_algorithms_is_run():
+def test_algorithm_pages_are_all_run():
     assert PAGES.keys() == {path.stem for path in (ROOT / "docs" / "algorithms").glob("*.md")}
 
 
 @pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md"])
-def test_the_files_that_it_links_to_exist(page):
+def test_linked_files_exist(page):
     """The documentation's own links are checked where the site is built."""
     for target in re.findall(r"\]\((?!http)([^)#]+)\)", (ROOT / page).read_text(encoding="utf-8")):
         assert (ROOT / target).exists(), target
 
 
-def test_the_readme_is_short():
+def test_readme_is_short():
     assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 90

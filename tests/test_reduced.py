@@ -20,7 +20,7 @@ from support import F64, normal
     [pytest.param(2, []), pytest.param(4, ["every"], marks=pytest.mark.slow)],
     ids=["two", "four"],
 )
-def test_several_processes_take_the_steps_of_one(count, flags, tmp_path):
+def test_reducer_on_processes_equals_one(count, flags, tmp_path):
     """With batches that do not divide evenly, and with fewer samples than processes, too."""
     torchrun("reduced_program.py", tmp_path / "gaps", 200, *flags, processes=count)
     found = json.loads((tmp_path / "gaps").read_text())
@@ -45,7 +45,7 @@ def shared(problem):
     return Problem(problem.inner_loss, problem.outer_loss, reducer=DataParallelReducer())
 
 
-def test_a_group_of_one_changes_nothing(alone):
+def test_reducer_with_group_of_one_equals_problem(alone):
     data = LeastSquares.draw(0)
     at = Point({"lam": normal(4)}, {"omega": normal(5)})
     batch = Batch(torch.arange(12))
@@ -62,7 +62,7 @@ def test_a_group_of_one_changes_nothing(alone):
     assert torch.allclose(reduced.outer_at(at, batch).value, plain.outer_at(at, batch).value, rtol=1e-14)
 
 
-def test_batches_that_cannot_be_shared_out_are_refused(alone):
+def test_reducer_with_indivisible_batch_raises(alone):
     reduced = Problem(lambda lam, omega, b: 0.0, lambda lam, omega, b: 0.0, reducer=DataParallelReducer())
     at = Point({"x": torch.zeros(1, dtype=F64)}, {"w": torch.zeros(1, dtype=F64)})
     for data in (None, torch.tensor(3), (torch.zeros(4), torch.zeros(5))):
@@ -98,7 +98,7 @@ def weighted(reducer, *, rows, hvp_method):
 @pytest.mark.parametrize("rows", [True, False], ids=["rows", "all of λ"])
 @pytest.mark.parametrize("hvp_method", ["auto", "forward_over_reverse", "reverse_over_reverse"])
 @pytest.mark.parametrize("product", ["products", "mixed_hvp", "hvp", "gauss_newton"])
-def test_a_rank_without_samples_sends_what_the_others_send(product, hvp_method, rows, alone):
+def test_reducer_rank_without_samples_sends_all_messages(product, hvp_method, rows, alone):
     """Else the others would wait for it; and a mean over no samples must not reach their numbers."""
     problem, at = weighted(DataParallelReducer(), rows=rows, hvp_method=hvp_method)
     plain, _ = weighted(None, rows=rows, hvp_method=hvp_method)
@@ -121,14 +121,14 @@ def test_a_rank_without_samples_sends_what_the_others_send(product, hvp_method, 
 
 
 @pytest.mark.parametrize("reducer", [lambda: None, DataParallelReducer], ids=["alone", "shared"])
-def test_an_outer_loss_reads_all_of_lam_beside_rows(reducer, alone):
+def test_reducer_outer_loss_reads_full_lam_with_rows(reducer, alone):
     """Not the rows of its own batch, whose samples are others."""
     problem, at = weighted(reducer(), rows=True, hvp_method="auto")
     by_lam = dense(problem.outer_at(at, Batch(torch.tensor([3, 7]))).grad_lam)["w"]
     assert torch.allclose(by_lam, 2 * at.lam["w"], rtol=1e-14)
 
 
-def test_alone_it_is_the_problem():
+def test_reducer_on_one_rank_equals_problem():
     data = LeastSquares.draw(0)
     at = Point({"lam": normal(4)}, {"omega": normal(5)})
     reduced = shared(data.losses())

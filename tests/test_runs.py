@@ -98,7 +98,7 @@ def alone(tmp_path_factory):
     return timeless(out)
 
 
-def test_two_processes_do_the_same_and_are_counted_together(tmp_path, alone):
+def test_runs_in_two_processes_equal_one(tmp_path, alone):
     seen = []
     run(SMALL, Folder(tmp_path, "synthetic", SMALL), lambda *told: seen.append(told), Workers(2))
     assert timeless(tmp_path) == alone
@@ -121,7 +121,7 @@ def test_two_processes_do_the_same_and_are_counted_together(tmp_path, alone):
 
 
 @pytest.mark.parametrize(("backend", "kind"), [("dask", Cluster), ("ray", Lists)])
-def test_a_cluster_does_the_same(backend, kind, tmp_path, alone, cluster):
+def test_runs_on_cluster_equal_one_process(backend, kind, tmp_path, alone, cluster):
     seen = []
     with joblib.parallel_config(backend):
         crew = workers()
@@ -141,7 +141,7 @@ def by_itself(tell):
 here = []
 
 
-def test_a_worker_with_two_threads_does_one_run_at_a_time(tmp_path, cluster):
+def test_worker_with_threads_runs_one_at_a_time(tmp_path, cluster):
     """Runs share the random state and the warnings of their process."""
     folder = Folder(tmp_path, "x", Spec())
     jobs = [Job(name, name, by_itself) for name in "abcd"]
@@ -151,7 +151,7 @@ def test_a_worker_with_two_threads_does_one_run_at_a_time(tmp_path, cluster):
 
 
 @pytest.mark.parametrize("backend", ["dask", "ray"])
-def test_the_command_asks_a_cluster(backend, tmp_path, inside, cluster, monkeypatch):
+def test_command_uses_configured_cluster(backend, tmp_path, inside, cluster, monkeypatch):
     monkeypatch.setattr("fsla_benchmarks.compare.plot.draw", lambda out, results: [])
     args = "--algorithms", "soba", "--problems", "quadratic", "--seeds", "1", "--calls", "20"
     with joblib.parallel_config(backend):
@@ -163,7 +163,7 @@ def test_the_command_asks_a_cluster(backend, tmp_path, inside, cluster, monkeypa
     assert timeless(tmp_path / "x") == timeless(tmp_path / "y")
 
 
-def test_cleaning_runs_are_the_same_and_go_on_from_their_checkpoint_in_a_worker(tmp_path, monkeypatch):
+def test_cleaning_run_in_worker_resumes_exactly(tmp_path, monkeypatch):
     smoke = figures.SCALES["smoke"]
     monkeypatch.setitem(figures.SCALES, "smoke", replace(smoke, base=replace(smoke.base, steps=8, every=2)))
     plans = [reproduce.prepare(tmp_path / name, figures.CleaningSpec(), ("fig4",), 1) for name in ("one", "two")]
@@ -195,7 +195,7 @@ def test_cleaning_runs_are_the_same_and_go_on_from_their_checkpoint_in_a_worker(
     assert (tmp_path / "two" / "summary.json").exists()
 
 
-def test_a_worker_with_other_data_does_nothing(monkeypatch):
+def test_worker_with_other_data_runs_nothing(monkeypatch):
     with pytest.raises(RunError, match="One read other images or labels of digits"):
         held("digits", "the print of other images", None)
 
@@ -236,12 +236,12 @@ def ends_after(path, tell):
         (strange, RuntimeError, "^Strange: 1 and 2"),
     ],
 )
-def test_what_goes_wrong_in_a_worker_comes_back(work, kind, text, tmp_path):
+def test_worker_error_propagates(work, kind, text, tmp_path):
     with pytest.raises(kind, match=text):
         Workers(2).do(Folder(tmp_path, "x", Spec()), [Job("a", "a", work)])
 
 
-def test_a_worker_that_is_killed_is_said_and_what_ended_is_kept(tmp_path):
+def test_worker_killed_keeps_finished_runs(tmp_path):
     folder = Folder(tmp_path, "x", Spec())
     bad = Job("b", "b", partial(ends_after, folder.runs.resolve() / "a.jsonl"))
     with pytest.raises(RunError, match=r"must live until its runs have ended.*The runs that ended are kept"):
@@ -260,7 +260,7 @@ def test_a_worker_that_is_killed_is_said_and_what_ended_is_kept(tmp_path):
         (["--jobs", "0"], "--jobs"),
     ],
 )
-def test_bad_input_gets_one_message(args, text, tmp_path, inside):
+def test_jobs_invalid_value_raises(args, text, tmp_path, inside):
     code, _, err = inside("reproduce", "synthetic", "--out", str(tmp_path / "x"), *args)
     assert code == 2
     assert text in err
@@ -309,7 +309,7 @@ def start(tmp_path, launcher, *args, **environment):
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
 
 
-def test_ranks_share_the_runs_and_leave_the_same_files(tmp_path, alone):
+def test_runs_on_ranks_leave_same_files(tmp_path, alone):
     process = start(tmp_path, TORCHRUN, "reproduce", "synthetic", "--seeds", "2", "--out", "x")
     said, err = process.communicate(timeout=LIMIT_S)
     assert process.returncode == 0, err
@@ -326,7 +326,7 @@ def test_ranks_share_the_runs_and_leave_the_same_files(tmp_path, alone):
 @pytest.mark.parametrize(
     ("asked", "got"), [("auto", "cuda:1"), ("cuda", "cuda:1"), ("cuda:0", "cuda:0"), ("cpu", "cpu")]
 )
-def test_ranks_that_ask_for_a_gpu_have_one_each(asked, got, monkeypatch):
+def test_runs_on_ranks_use_one_gpu_each(asked, got, monkeypatch):
     chosen = []
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
@@ -337,14 +337,14 @@ def test_ranks_that_ask_for_a_gpu_have_one_each(asked, got, monkeypatch):
     assert chosen == ([1] if got == "cuda:1" else [])
 
 
-def test_a_cluster_is_not_for_ranks(monkeypatch, cluster):
+def test_cluster_on_ranks_raises(monkeypatch, cluster):
     monkeypatch.setattr("fsla.distributed.get_group", lambda: ProcessGroup(1, 2))
     with pytest.raises(RunError, match="2 ranks"), joblib.parallel_config("dask"):
         workers()
     assert Cluster.asked == 0
 
 
-def test_a_rank_that_fails_ends_all(tmp_path):
+def test_rank_failure_ends_all_ranks(tmp_path):
     process = start(tmp_path, TORCHRUN, "reproduce", "synthetic", "--seeds", "2", "--out", "x", breaks="")
     _, err = process.communicate(timeout=LIMIT_S)
     assert process.returncode != 0
@@ -352,7 +352,7 @@ def test_a_rank_that_fails_ends_all(tmp_path):
     assert not (tmp_path / "x" / "summary.md").exists()
 
 
-def test_ctrl_c_ends_all_workers_and_leaves_whole_files(tmp_path):
+def test_interrupt_ends_workers_and_keeps_files(tmp_path):
     process = start(tmp_path, (), "reproduce", "synthetic", "--seeds", "200", "--jobs", "2", "--out", "x")
     runs = tmp_path / "x" / "runs"
     wait_until(lambda: process.poll() is not None or len(list(runs.glob("*.jsonl"))) > 4)

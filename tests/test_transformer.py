@@ -59,7 +59,7 @@ def exact():
         return products(*made(hvp_method="autograd"))
 
 
-def test_sizes():
+def test_transformer_sizes():
     def count(size):
         with torch.device("meta"):
             return sum(p.numel() for p in Transformer(size).parameters())
@@ -71,7 +71,7 @@ def test_sizes():
         TransformerSize(width=10, heads=3)
 
 
-def test_a_token_is_predicted_from_those_before_it_alone():
+def test_transformer_is_causal():
     model = build_transformer(SIZE, seed=0)
     tokens = TEXT.tokens[:2, :-1]
     changed = tokens.clone()
@@ -81,12 +81,12 @@ def test_a_token_is_predicted_from_those_before_it_alone():
     assert bool((apart[8:] > 0).all())
 
 
-def test_fused_attention_has_no_second_derivative_and_the_error_names_it():
+def test_transformer_fused_attention_error_names_it():
     with pytest.raises(NotImplementedError, match="scaled_dot_product"):
         products(*made(hvp_method="autograd"))
 
 
-def test_auto_warns_once_and_goes_on(exact):
+def test_transformer_auto_products_warn_once(exact):
     problem, at, v = made(hvp_method="auto")
     with pytest.warns(FiniteDifferenceWarning, match="scaled_dot_product") as said:
         found = products(problem, at, v)
@@ -97,14 +97,14 @@ def test_auto_warns_once_and_goes_on(exact):
     assert all(gap < 1e-6 for gap in apart(found, exact).values())
 
 
-def test_the_error_of_differences_falls_as_the_square_of_their_step(exact):
+def test_transformer_finite_difference_error_is_second_order(exact):
     problem, at, v = made(hvp_method="finite_difference")
     errors = [apart(products(fsla.FiniteDifferenceProblem(problem, r), at, v), exact) for r in (4e-3, 2e-3)]
     for name in ("hvp", "mixed_hvp", "grad_omega"):
         assert errors[0][name] / errors[1][name] == pytest.approx(4, rel=0.05)
 
 
-def test_differences_in_float32(exact):
+def test_transformer_finite_differences_in_float32(exact):
     errors = apart(products(*made(dtype=torch.float32, hvp_method="finite_difference")), exact)
     assert errors["hvp"] < 0.01
     assert errors["mixed_hvp"] < 0.01
@@ -112,13 +112,13 @@ def test_differences_in_float32(exact):
 
 
 @pytest.mark.parametrize("how", ["checkpointed", "compiled"])
-def test_checkpointed_and_compiled_networks_have_the_same_products(how):
+def test_transformer_checkpointed_or_compiled_has_same_products(how):
     plain = products(*made(hvp_method="finite_difference"))
     other = made(replace(SIZE, checkpointed=True)) if how == "checkpointed" else made(compiled=True)
     assert all(gap < 1e-9 for gap in apart(products(*other), plain).values())
 
 
-def test_a_checkpointed_block_is_computed_again_with_the_parameters_of_the_call():
+def test_transformer_checkpointed_block_uses_call_parameters():
     """The module's own parameters are back by then; were they read, the gradient would be that of another network."""
     at = made()[1]
     moved = {name: 1.5 * t + 0.01 for name, t in at.omega.items()}
@@ -131,7 +131,7 @@ def test_a_checkpointed_block_is_computed_again_with_the_parameters_of_the_call(
     assert torch.equal(*found)
 
 
-def test_tied_weights_have_both_parts_of_their_derivative():
+def test_transformer_tied_weights_have_full_derivative():
     tied, at, v = made(replace(SIZE, tied=True), hvp_method="finite_difference")
     assert "head.weight" not in at.omega
     with sdpa_kernel(SDPBackend.MATH):
@@ -144,7 +144,7 @@ def test_tied_weights_have_both_parts_of_their_derivative():
     torch.testing.assert_close(apiece["tokens.weight"] + apiece["head.weight"], whole)
 
 
-def test_dropout_has_one_mask_at_both_ends_of_a_difference():
+def test_transformer_dropout_mask_is_shared_by_difference_ends():
     problem, at, v = made(replace(SIZE, dropout=0.3), hvp_method="finite_difference")
     with pytest.raises(ValueError, match="seed"):
         products(problem, at, v)
@@ -157,7 +157,7 @@ def test_dropout_has_one_mask_at_both_ends_of_a_difference():
 
 
 @pytest.mark.parametrize("name", ["soba", "fsla"])
-def test_under_autocast_everything_that_is_kept_stays_float32(name):
+def test_transformer_autocast_keeps_state_float32(name):
     problem, at, _ = made(dtype=torch.float32, autocast_dtype=torch.bfloat16)
     rates = constant(0.1, 1e-3, 1e-2)
     algorithm = (
@@ -176,7 +176,7 @@ def test_under_autocast_everything_that_is_kept_stays_float32(name):
     assert problem.inner_at(state.point, Batch(BATCH)).value.dtype == torch.float32
 
 
-def test_a_step_without_filters_makes_no_zeros_of_the_size_of_the_network(monkeypatch):
+def test_transformer_step_allocates_no_network_sized_zeros(monkeypatch):
     problem, at, _ = made(dtype=torch.float32)
     batches = StepBatches.draw("shared", lambda: BATCH, lambda: torch.arange(6))
     algorithm = algorithms.soba(constant(0.1, 1e-3, 1e-2))
@@ -189,7 +189,7 @@ def test_a_step_without_filters_makes_no_zeros_of_the_size_of_the_network(monkey
     assert algorithm.step(problem, state, batches).is_finite()
 
 
-def test_text_follows_its_grammars_and_its_seed():
+def test_text_follows_grammar_and_seed():
     spec = replace(SPEC, symbols=64, sequences=200, trusted=50, held_out=50, length=40)
     text = Text.draw(spec, 3)
     assert torch.equal(text.tokens, Text.draw(spec, 3).tokens)
@@ -214,7 +214,7 @@ def test_text_follows_its_grammars_and_its_seed():
     assert max(map(len, follows(*by_source[8:]).values())) > 8
 
 
-def test_the_experiment_writes_what_it_says_and_repeats_no_run(tmp_path):
+def test_sources_experiment_writes_and_resumes(tmp_path):
     spec = experiment.SourcesSpec(size=SIZE, text=SPEC, batch=4, steps=12, every=5, wait=2)
     out = tmp_path / "out"
     device = torch.device("cpu")
@@ -246,11 +246,11 @@ def test_the_experiment_writes_what_it_says_and_repeats_no_run(tmp_path):
     assert "<svg" in figure.with_suffix(".svg").read_text()
 
 
-def test_weights_are_between_nothing_and_one():
+def test_source_weights_are_between_zero_and_one():
     assert torch.equal(weights({"source_logits": torch.zeros(10)}), torch.full((10,), 0.5))
 
 
-def test_the_summary_says_whether_the_right_sources_were_found():
+def test_sources_summary_states_result():
     spec = experiment.SourcesSpec(size=SIZE, text=SPEC, steps=1)
     right = [0.9] * 3 + [0.1] * 7
 

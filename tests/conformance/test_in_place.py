@@ -117,7 +117,7 @@ def follow(name, method, **options):
 
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("name", algorithms.list_algorithms())
-def test_module_in_place_with_own_updates_follows_functional_core(name, method):
+def test_module_with_own_updates_equals_functional_core(name, method):
     """One `move` serves both: what it asks, it asks before the module's parameters move under it."""
     row_of(name)
     assert follow(name, method) < 1e-10
@@ -135,7 +135,7 @@ def moves_by_plain_steps(name):
 
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("name", [name for name in names() if moves_by_plain_steps(name)])
-def test_module_in_place_with_torch_sgd_follows_functional_core(name, method):
+def test_module_with_torch_sgd_equals_functional_core(name, method):
     """Torch's optimisers take the place of plain steps, also where an algorithm uses the step itself."""
     moved = ["inner", "outer", "adjoint"] if make(name).moves_adjoint else ["inner", "outer"]
     optimizers = {f"{which}_optimizer": partial(torch.optim.SGD, lr=LRS[f"{which}_lr"]) for which in moved}
@@ -143,13 +143,13 @@ def test_module_in_place_with_torch_sgd_follows_functional_core(name, method):
 
 
 @pytest.mark.parametrize("name", names_where(lambda algorithm: not algorithm.moves_adjoint))
-def test_adjoint_optimizer_without_adjoint_that_moves_raises(name):
+def test_adjoint_optimizer_without_moving_adjoint_raises(name):
     """It would be ignored, and its learning rate would be searched for in vain."""
     with pytest.raises(TypeError, match="adjoint_optimizer moves v"):
         start(name, adjoint_optimizer=partial(torch.optim.SGD, lr=0.1))
 
 
-def test_algorithm_without_in_place_form_is_refused():
+def test_algorithm_without_in_place_form_raises():
     """An algorithm of somebody else's may keep what a module overwrites."""
 
     class Remembering(algorithms.Simultaneous):
@@ -171,7 +171,7 @@ def start(name, **options):
 
 
 @pytest.mark.parametrize("name", algorithms.list_algorithms())
-def test_module_in_place_saved_and_loaded_goes_on_bit_for_bit(name):
+def test_module_state_resumes_exactly(name):
     """A state that left something out would go on with other numbers, and nobody would know."""
     model, weights, bilevel = start(name)
     spec = bilevel.algorithm.batches

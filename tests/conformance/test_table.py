@@ -48,7 +48,7 @@ def number(cell, names):
     return eval(formula, {}, names) if formula else 0
 
 
-def test_a_cell_is_read():
+def test_cost_table_cell_evaluates_formula():
     assert number("2(m + 1)Q", {"m": 2, "Q": 3}) == 18
     assert number("nn + pn + 3p", {"n": 2, "p": 5}) == 29
     assert number("(R - 1)*", {"R": 3}) == 2
@@ -56,13 +56,13 @@ def test_a_cell_is_read():
 
 
 @pytest.mark.parametrize("name", sorted({*TABLE, *algorithms.list_algorithms()}))
-def test_the_table_has_every_algorithm(name):
+def test_cost_table_lists_every_algorithm(name):
     assert name in algorithms.list_algorithms()
     assert name in TABLE, f"Add a row for {name} to docs/algorithms/index.md."
 
 
 @pytest.mark.parametrize("name", TABLE)
-def test_a_row_says_what_is_measured(name):
+def test_cost_table_row_matches_counts(name):
     cells = TABLE[name]
     row = row_of(name)
     p, n = 2, 3  # those of the problem on which the counts are tested

@@ -68,7 +68,7 @@ def close(got: Tensor, recorded: Any, tolerance: float = 1e-12) -> None:
     torch.testing.assert_close(got.detach(), torch.tensor(recorded, dtype=F64), rtol=0.0, atol=tolerance)
 
 
-def test_it_is_the_same_problem():
+def test_outside_problem_is_identical():
     for name, function, data in (("inner", inner_loss, INNER), ("outer", outer_loss, OUTER)):
         recorded = RECORDED["start"][name]
         levels = (START.lam, START.omega)
@@ -80,7 +80,7 @@ def test_it_is_the_same_problem():
         close(by_lam, recorded["by_lam"])
 
 
-def test_the_record_says_what_made_it():
+def test_outside_record_names_versions():
     made_with = RECORDED["made with"]
     assert {"python", "jax", "torch", "higher", "torchopt", "betty-ml", "benchmark_bilevel"} == set(made_with)
     program = Path(__file__).with_name("record.py").read_text()
@@ -167,14 +167,14 @@ def agree(states: list[Any], name: str, *, sign_of_v: int | None = None) -> None
 
 
 @pytest.mark.parametrize("name", ["soba", "ma_soba"])
-def test_soba(name):
+def test_soba_matches_outside_run(name):
     """benchmark_bilevel has no MA-SOBA: ω, v and the direction of λ are its SOBA's, the average is of `record.py`."""
     draws = Draws()
     algorithm = made(name, steps_of(name, 0.5, 0.5, 0.5))
     agree(trajectory(algorithm, lambda k: StepBatches.shared(draws.inner(), draws.outer())), name, sign_of_v=-1)
 
 
-def test_saba():
+def test_saba_matches_outside_run():
     draws = Draws()
 
     def draw(k: int) -> StepBatches:
@@ -185,7 +185,7 @@ def test_saba():
     agree(trajectory(made("saba", steps_of("saba"), **sizes), draw), "saba", sign_of_v=-1)
 
 
-def test_srba():
+def test_srba_matches_outside_run():
     draws, period = Draws(), int(THEIRS["srba"]["period_frac"] * (INNER_ROWS + OUTER_ROWS) / BATCH)
 
     def draw(k: int) -> StepBatches:
@@ -195,7 +195,7 @@ def test_srba():
     agree(trajectory(made("srba", steps_of("srba"), refresh_period=period), draw), "srba", sign_of_v=-1)
 
 
-def test_amigo():
+def test_amigo_matches_outside_run():
     draws, count = Draws(), THEIRS["amigo"]["n_inner_steps"]
 
     def draw(k: int) -> StepBatches:
@@ -205,7 +205,7 @@ def test_amigo():
     agree(trajectory(made("amigo", steps_of("amigo"), inner_steps=count, hvp_steps=count), draw), "amigo", sign_of_v=1)
 
 
-def test_stocbio():
+def test_stocbio_matches_outside_run():
     draws, run = Draws(), THEIRS["stocbio"]
     steps, products = run["n_inner_steps"], run["n_shia_steps"]
 
@@ -217,7 +217,7 @@ def test_stocbio():
     agree(trajectory(algorithm, draw), "stocbio")
 
 
-def test_ttsa():
+def test_ttsa_matches_outside_run():
     """Theirs takes the cross product on the batch of the inner step."""
     draws, run = Draws(), THEIRS["ttsa"]
     terms = run["n_hia_steps"]
@@ -232,7 +232,7 @@ def test_ttsa():
 
 
 @pytest.mark.parametrize("name", ["bsa", "bsa full"])
-def test_bsa(name):
+def test_bsa_matches_outside_run(name):
     """Theirs moves λ and then ω, the same cycle begun elsewhere: after their first step on λ it is ours. (Ours takes
     all the inner steps of an iteration on one batch; the second run has several, on all rows.)"""
     draws, run = Draws(), THEIRS[name]
@@ -265,7 +265,7 @@ def test_bsa(name):
 
 
 @pytest.mark.parametrize("name", ["sustain", "mrbo"])
-def test_storm_on_both(name):
+def test_storm_on_both_matches_outside_run(name):
     """Theirs starts the previous points at 0, which η = 1 at the first step makes harmless, and takes the cross product
     on the batch of the inner gradient."""
     draws, run = Draws(), THEIRS[name]
@@ -285,7 +285,7 @@ def test_storm_on_both(name):
     agree(trajectory(algorithm, draw), name)
 
 
-def test_f2sa():
+def test_f2sa_matches_outside_run():
     """Theirs moves λ by steps that fall like 4/7 (the paper: 5/7) and adds to the multiplier what makes it grow too
     fast. With the multiplier put back after each step, the two steps on ω and that on λ are ours; without, only the
     first step is."""
@@ -301,12 +301,12 @@ def test_f2sa():
     assert (as_it_is[-1] - states[-1].lam.value["lam"]).norm() > 1e-5
 
 
-def test_bome():
+def test_bome_matches_outside_run():
     algorithm = made("bome", steps_of("bome"), inner_steps=THEIRS["bome"]["n_inner_steps"])
     agree(trajectory(algorithm, lambda k: StepBatches.shared(INNER, OUTER)), "bome")
 
 
-def test_vrbo():
+def test_vrbo_matches_outside_run():
     """Theirs takes no difference across λ. Its first step on λ is ours; the steps on ω that follow are those of ours
     from the new λ on, which differ from ours across λ."""
     draws, run = Draws(), THEIRS["vrbo"]
@@ -360,7 +360,7 @@ def agree_one_ahead(states: list[Any], rates: Callable[[int], Rates], name: str)
     close(last.v["omega"], run["v"])
 
 
-def test_fsla_from_zero():
+def test_fsla_from_zero_matches_outside_run():
     """Theirs starts d and the previous λ at 0. From λ = 0 the second is no error, and the first is a state to set."""
     name = "fsla from zero"
     algorithm, rates = their_fsla(name)
@@ -371,7 +371,7 @@ def test_fsla_from_zero():
     agree_one_ahead(states, rates, name)
 
 
-def test_fsla_whose_previous_point_is_not_one():
+def test_fsla_with_other_previous_point_matches_outside_run():
     """From another λ, their first correction looks back to λ = 0, where the run never was. With that one direction put
     in by hand, all that follows agrees; without it nothing does."""
     algorithm, rates = their_fsla("fsla")
@@ -394,7 +394,7 @@ def test_fsla_whose_previous_point_is_not_one():
     assert (d["lam"] - ours.direction["lam"]).norm() > 0.2 * d["lam"].norm()
 
 
-def test_every_recorded_run_is_read():
+def test_outside_records_are_all_read():
     program = Path(__file__).read_text()
     assert [name for name in THEIRS if f'"{name}"' not in program] == []
 
@@ -425,7 +425,7 @@ RIGHT = [label for label in GRADIENTS if label not in ("betty cg 3", "betty dart
 
 
 @pytest.mark.parametrize("label", RIGHT)
-def test_hypergradient(label):
+def test_hypergradient_matches_outside_run(label):
     value, omega = our_hypergradient(label)
     close(value["lam"], GRADIENTS[label]["hypergradient"])
     close(omega["omega"], GRADIENTS[label]["omega"])
@@ -443,7 +443,7 @@ def cg_with_the_old_residual(h: Tensor, b: Tensor, steps: int) -> Tensor:
     return v
 
 
-def test_the_conjugate_gradients_of_betty():
+def test_betty_cg_matches_outside_run():
     """The recorded version takes the old residual for the new direction. One step is right (see above); three of them,
     which must solve a system of three unknowns, do not: ours and TorchOpt's do."""
     at = after_one_step()
@@ -460,7 +460,7 @@ def test_the_conjugate_gradients_of_betty():
     assert (exact - torch.tensor(theirs["hypergradient"], dtype=F64)).norm() > 1e-3
 
 
-def test_the_one_difference_of_betty():
+def test_betty_one_sided_difference_matches_outside_run():
     """The identity in the place of H⁻¹, and J p by a difference of two gradients in λ. The recorded version leaves ω at
     the second of the two points."""
     at = after_one_step()
