@@ -13,7 +13,7 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import BatchSampler, DataLoader, Dataset, DistributedSampler, TensorDataset
 
 import fsla
-from front_program import X_TRUSTED, Y_TRUSTED, X, Y, inner_loss, network, outer_loss, values
+from fit_program import X_TRUSTED, Y_TRUSTED, X, Y, inner_loss, network, outer_loss, values
 from fsla import Point, Problem, StepBatches
 from fsla import distributed as ranks
 from support import F64

@@ -19,7 +19,7 @@ from fsla.distributed import IndexRange
 from fsla.steps import constant
 from fsla.train import _stores as stores
 from fsla.train import load_checkpoint, save_checkpoint
-from lazy_program import weighted
+from lazy_rows_program import weighted
 
 FLIPS = 120
 KINDS = ["checkpoint", "fit", "rank", "manifest", "cleaner", "weigher"]

@@ -5,9 +5,9 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-import front_program
+import fit_program
 import fsla
-import reduced_program
+import reducer_program
 from support import F64
 
 pytestmark = pytest.mark.gpu
@@ -24,11 +24,11 @@ def alone(tmp_path):
 
 
 @pytest.mark.parametrize("weights", [False, True], ids=["of classes", "of samples"])
-@pytest.mark.parametrize("name", reduced_program.ALGORITHMS)
+@pytest.mark.parametrize("name", reducer_program.ALGORITHMS)
 def test_reducer_on_gpu_equals_plain_steps(name, weights, alone):
-    algorithm = reduced_program.ALGORITHMS[name]
-    expected, _ = reduced_program.path(*reduced_program.network(weights, "cuda"), algorithm, 16, 200, device="cuda")
-    found, messages = reduced_program.path(*reduced_program.reduced(weights, "cuda"), algorithm, 16, 200, device="cuda")
+    algorithm = reducer_program.ALGORITHMS[name]
+    expected, _ = reducer_program.path(*reducer_program.network(weights, "cuda"), algorithm, 16, 200, device="cuda")
+    found, messages = reducer_program.path(*reducer_program.reduced(weights, "cuda"), algorithm, 16, 200, device="cuda")
     assert messages > 0
     assert float((found - expected).abs().max()) < 1e-9
 
@@ -38,20 +38,20 @@ def test_reducer_on_gpu_equals_plain_steps(name, weights, alone):
 @pytest.mark.parametrize("name", ["fsla", "soba"])
 def test_captured_reducer_equals_plain_steps(name, engine, weights, alone):
     """The messages are captured with the step."""
-    algorithm = reduced_program.ALGORITHMS[name]
-    expected, _ = reduced_program.path(*reduced_program.network(weights, "cuda"), algorithm, 16, 50, device="cuda")
-    found, _ = reduced_program.path(*reduced_program.reduced(weights, "cuda"), algorithm, 16, 50, engine, "cuda")
+    algorithm = reducer_program.ALGORITHMS[name]
+    expected, _ = reducer_program.path(*reducer_program.network(weights, "cuda"), algorithm, 16, 50, device="cuda")
+    found, _ = reducer_program.path(*reducer_program.reduced(weights, "cuda"), algorithm, 16, 50, engine, "cuda")
     assert float((found[-1] - expected[-1]).abs().max()) < 1e-9
 
 
 @pytest.mark.parametrize("kind", ["replicas", "shards"])
-@pytest.mark.parametrize("name", front_program.CASES)
+@pytest.mark.parametrize("name", fit_program.CASES)
 def test_wrapped_model_on_gpu_equals_plain_model(name, kind, alone):
     if kind == "shards" and "exact" in name:
         pytest.skip("exact products are refused in shards")
-    algorithm, options = front_program.CASES[name]
-    expected = front_program.path("plain", algorithm, options, 30, device="cuda")
-    found = front_program.path(kind, algorithm, options, 30, device="cuda")
+    algorithm, options = fit_program.CASES[name]
+    expected = fit_program.path("plain", algorithm, options, 30, device="cuda")
+    found = fit_program.path(kind, algorithm, options, 30, device="cuda")
     assert float((found - expected).abs().max()) < 1e-9
 
 
@@ -64,19 +64,19 @@ def test_fit_on_gpu_resumes(kind, alone, tmp_path):
 
 
 def fitted(folder, kind, steps):
-    model = front_program.network(kind, "cuda")
-    weights = fsla.SampleWeights(front_program.ROWS).to("cuda", F64)
+    model = fit_program.network(kind, "cuda")
+    weights = fsla.SampleWeights(fit_program.ROWS).to("cuda", F64)
     opt = fsla.FSLA(
         model,
         weights,
-        inner_loss=front_program.inner_loss,
-        outer_loss=front_program.outer_loss,
+        inner_loss=fit_program.inner_loss,
+        outer_loss=fit_program.outer_loss,
         hvp_method="finite_difference",
         momentum="average",
     )
-    index = torch.arange(front_program.ROWS)
-    inner = [tuple(t[i::4].cuda() for t in (front_program.X, front_program.Y, index)) for i in range(4)]
-    outer = [(front_program.X_TRUSTED.cuda(), front_program.Y_TRUSTED.cuda())]
+    index = torch.arange(fit_program.ROWS)
+    inner = [tuple(t[i::4].cuda() for t in (fit_program.X, fit_program.Y, index)) for i in range(4)]
+    outer = [(fit_program.X_TRUSTED.cuda(), fit_program.Y_TRUSTED.cuda())]
 
     def evaluate(model):
         return float(nn.functional.cross_entropy(model(outer[0][0]), outer[0][1]))

@@ -16,7 +16,7 @@ from fsla.train import CheckpointError
 from fsla.train import _stores as stores
 from launch import HERE, finish, torchrun
 
-PROGRAM = "front_program.py"
+PROGRAM = "fit_program.py"
 STEPS = 24
 KINDS = "plain,shards,own samples"
 

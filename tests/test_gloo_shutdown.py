@@ -60,4 +60,4 @@ def test_gloo_threads_are_identified_by_name():
 def test_exit_with_live_group_is_clean():
     """Without the wait every second run aborts."""
     for _ in range(8):
-        torchrun("leaving_program.py")
+        torchrun("gloo_shutdown_program.py")

@@ -22,7 +22,7 @@ from support import F64, normal
 )
 def test_reducer_on_processes_equals_one(count, flags, tmp_path):
     """With batches that do not divide evenly, and with fewer samples than processes, too."""
-    torchrun("reduced_program.py", tmp_path / "gaps", 200, *flags, processes=count)
+    torchrun("reducer_program.py", tmp_path / "gaps", 200, *flags, processes=count)
     found = json.loads((tmp_path / "gaps").read_text())
     assert len(found) == 20 + 1  # and a run that is resumed
     assert all(gap < 1e-9 for gap, _ in found.values()), found

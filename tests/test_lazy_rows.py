@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import fsla
-import lazy_program
+import lazy_rows_program
 from fsla import Batch, LazyRowOptimizer, Point, StepBatches, WeightedLossProblem, algorithms
 from fsla._tree import dense, flatten
 from fsla.contrib import _shard_files as shard_files
@@ -21,7 +21,7 @@ from fsla.problems import Sampler
 from fsla.steps import EMA, SPIDER, Ball, Box, Schedule, constant
 from fsla.train import CheckpointError, load_checkpoint, save_checkpoint
 from launch import torchrun
-from lazy_program import SAMPLES, gap, weighted
+from lazy_rows_program import SAMPLES, gap, weighted
 from support import F64, normal
 
 
@@ -107,7 +107,7 @@ def samples(algorithm, count, mode="independent", size=8, seed=0):
         return torch.cat([often, torch.randint(SAMPLES, (size - size // 2,), generator=generator)])
 
     def outer():
-        return torch.randint(lazy_program.TRUSTED, (8,), generator=generator)
+        return torch.randint(lazy_rows_program.TRUSTED, (8,), generator=generator)
 
     draw = Sampler(algorithm.batches, inner, outer, mode)
     return [draw() for _ in range(count)]
@@ -384,7 +384,7 @@ def test_lazy_rows_absent_from_batch_stay_on_rank(alone):
 def ran(request, tmp_path_factory):
     """Several processes have run, and saved where they stood after 200 steps."""
     folder = tmp_path_factory.mktemp("ran")
-    torchrun("lazy_program.py", folder, 200, processes=request.param)
+    torchrun("lazy_rows_program.py", folder, 200, processes=request.param)
     return request.param, folder
 
 
@@ -392,7 +392,7 @@ def test_lazy_rows_on_ranks_equal_one_process(ran):
     """With batches of 9, which do not divide evenly, against a sweep on the batches of all ranks."""
     _, folder = ran
     found = json.loads((folder / "gaps").read_text())
-    assert set(found) == set(lazy_program.ALGORITHMS)
+    assert set(found) == set(lazy_rows_program.ALGORITHMS)
     for name, row in found.items():
         assert all(gap < 1e-9 for gap in row["gaps"]), (name, row)
         assert row["messages"] == 2  # ∂_ω G with H v, and ∂_ω F; nothing for the rows of J v
@@ -405,7 +405,7 @@ def files(folder):
 def test_load_shards_reshards_exactly(ran):
     world_size, folder = ran
     place = folder / "storm"
-    algorithm = lazy_program.ALGORITHMS["storm"]
+    algorithm = lazy_rows_program.ALGORITHMS["storm"]
     problem, at = weighted()
     alone = IndexRange(SAMPLES)
     parts = IndexRange(SAMPLES, 0, world_size).full()
@@ -421,7 +421,7 @@ def test_load_shards_reshards_exactly(ran):
     drawn = samples(algorithm, 20)
     run = LazyRowOptimizer(algorithm, problem, at, drawn[0])
     run.load_state_dict(one.state)
-    expected = lazy_program.swept(algorithm, 200, world_size)
+    expected = lazy_rows_program.swept(algorithm, 200, world_size)
     assert gap(run.weights(), expected.lam.value) < 1e-9
     for batches in drawn:  # goes on
         expected = algorithm.step(problem, expected, batches)
