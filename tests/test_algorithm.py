@@ -182,9 +182,9 @@ def test_automatic_steps_on_trees_equal_module(name, outer_every):
         (bilevel.adjoint, state.v),
         (bilevel.hypergradient, state.direction),
     ]
-    for own, expected in pairs:
-        assert own.keys() == expected.keys()
-        for key, t in own.items():
+    for actual, expected in pairs:
+        assert actual.keys() == expected.keys()
+        for key, t in actual.items():
             torch.testing.assert_close(t.detach(), expected[key], rtol=1e-12, atol=1e-12)
     moved = float(tree.norm(tree.sub(state.lam.value, at.lam)))
     assert moved > 1e-3

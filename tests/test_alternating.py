@@ -75,8 +75,8 @@ def run_both(adjoint_at, momentum, schedule, mode="independent", projection=None
     gap = 0.0
     for k, batches in enumerate(drawn[1:]):
         state = algorithm.step(problem, state, batches)
-        found = state.lam.value["lam"], state.omega.value["omega"], state.v["omega"], state.direction["lam"]
-        gap = max(gap, *(float(np.abs(a.numpy() - b).max()) for a, b in zip(found, reference[k + 1], strict=True)))
+        actual = state.lam.value["lam"], state.omega.value["omega"], state.v["omega"], state.direction["lam"]
+        gap = max(gap, *(float(np.abs(a.numpy() - b).max()) for a, b in zip(actual, reference[k + 1], strict=True)))
     assert state.step_count == STEPS
     return gap, reference
 
@@ -237,9 +237,9 @@ STORM = {
 @pytest.mark.parametrize("name", STORM)
 def test_alternating_step_oracle_counts(name):
     algorithm, expected = STORM[name]
-    found = count_step(algorithm).calls
-    expected.inner_views, expected.outer_views = found.inner_views, found.outer_views
-    assert found == expected
+    actual = count_step(algorithm).calls
+    expected.inner_views, expected.outer_views = actual.inner_views, actual.outer_views
+    assert actual == expected
 
 
 def test_counted_problem_counts_samples():

@@ -20,19 +20,19 @@ def test_oracles_match_closed_form(p, n, seed):
     q = Quadratic.random(p, n, seed=seed)
     at = q.point(normal(p, seed=1), normal(n, seed=2))
     v, u = {"omega": normal(n, seed=3)}, {"lam": normal(p, seed=4)}
-    for found, exact in ((q.losses().inner_at(at, Batch(None)), q.inner_at(at)),):
-        assert torch.allclose(found.value, exact.value)
-        assert torch.allclose(found.grad_omega["omega"], exact.grad_omega["omega"])
-        assert torch.allclose(found.hvp(v)["omega"], exact.hvp(v)["omega"])
-        assert torch.allclose(found.mixed_hvp(v)["lam"], exact.mixed_hvp(v)["lam"])
-        assert torch.allclose(found.mixed_hvp_transpose(u)["omega"], exact.mixed_hvp_transpose(u)["omega"])
-        h, j = found.products(v)
+    for actual, exact in ((q.losses().inner_at(at, Batch(None)), q.inner_at(at)),):
+        assert torch.allclose(actual.value, exact.value)
+        assert torch.allclose(actual.grad_omega["omega"], exact.grad_omega["omega"])
+        assert torch.allclose(actual.hvp(v)["omega"], exact.hvp(v)["omega"])
+        assert torch.allclose(actual.mixed_hvp(v)["lam"], exact.mixed_hvp(v)["lam"])
+        assert torch.allclose(actual.mixed_hvp_transpose(u)["omega"], exact.mixed_hvp_transpose(u)["omega"])
+        h, j = actual.products(v)
         assert torch.allclose(h["omega"], exact.hvp(v)["omega"])
         assert torch.allclose(j["lam"], exact.mixed_hvp(v)["lam"])
-    found, exact = q.losses().outer_at(at, Batch(None)), q.outer_at(at)
-    assert torch.allclose(found.value, exact.value)
-    assert torch.allclose(found.grad_lam["lam"], exact.grad_lam["lam"])
-    assert torch.allclose(found.grad_omega["omega"], exact.grad_omega["omega"])
+    actual, exact = q.losses().outer_at(at, Batch(None)), q.outer_at(at)
+    assert torch.allclose(actual.value, exact.value)
+    assert torch.allclose(actual.grad_lam["lam"], exact.grad_lam["lam"])
+    assert torch.allclose(actual.grad_omega["omega"], exact.grad_omega["omega"])
 
 
 @pytest.mark.parametrize("make", [ridge_logistic, network])
@@ -164,7 +164,7 @@ def test_products_in_any_order_are_equal(hvp_method):
     """A graph is given up with the first product, and is there again for whatever follows."""
     v, u = {"w": normal(3, seed=1)}, {"a": normal(3, seed=2)}
     at = Point({"a": normal(3)}, {"w": normal(3, seed=3)})
-    asked = {
+    queries = {
         "grad_omega": lambda G: G.grad_omega["w"],
         "value": lambda G: G.value,
         "hvp": lambda G: G.hvp(v)["w"],
@@ -178,13 +178,13 @@ def test_products_in_any_order_are_equal(hvp_method):
             lambda lam, omega, _: (lam["a"] * omega["w"] ** 3).sum(), lambda *a: a[1]["w"].sum(), hvp_method=hvp_method
         )
 
-    alone = {name: ask(problem().inner_at(at, Batch(None))) for name, ask in asked.items()}
-    assert torch.allclose(alone["hvp"], 6 * at.lam["a"] * at.omega["w"] * v["w"])
-    assert torch.allclose(alone["mixed_hvp"], 3 * at.omega["w"] ** 2 * v["w"])
-    for order in itertools.permutations(asked):
+    separate = {name: ask(problem().inner_at(at, Batch(None))) for name, ask in queries.items()}
+    assert torch.allclose(separate["hvp"], 6 * at.lam["a"] * at.omega["w"] * v["w"])
+    assert torch.allclose(separate["mixed_hvp"], 3 * at.omega["w"] ** 2 * v["w"])
+    for order in itertools.permutations(queries):
         G = problem().inner_at(at, Batch(None))
         for name in order:
-            assert torch.allclose(asked[name](G), alone[name]), (order, name)
+            assert torch.allclose(queries[name](G), separate[name]), (order, name)
 
 
 def test_rejected_product_changes_nothing():
@@ -277,10 +277,10 @@ GOOD_F = lambda lam, omega, batch: omega["w"].square().sum()  # noqa: E731
         (lambda lam, omega, b: omega["w"].square().sum() + lam["a"].sum(), GOOD_F, ValueError, "must depend on lam"),
     ],
 )
-@pytest.mark.parametrize("front", ["hypergradient", "init"])
-def test_invalid_loss_value_raises(inner, outer, error, text, front):
+@pytest.mark.parametrize("entry_point", ["hypergradient", "init"])
+def test_invalid_loss_value_raises(inner, outer, error, text, entry_point):
     def use(problem):
-        if front == "hypergradient":
+        if entry_point == "hypergradient":
             return fsla.hypergradient(problem, AT, None, None, "cg", num_steps=1)
         algorithm, batches = (
             fsla.algorithms.fsla(fsla.steps.constant(0.1, 0.1, 0.1)),

@@ -60,7 +60,7 @@ def test_bench_automatic_reports_failed_claims():
     assert [r["ratio"] for r in rows] == [1.05, 3.0, None]
     assert [r["diverged"] for r in rows] == [1, 1, 1]
     close, stable = claims(rows)
-    assert not close.held
+    assert not close.holds
     assert "1 of 3; not on b (3.00), c (diverged)" in close.figures
-    assert not stable.held
+    assert not stable.holds
     assert "**no**" in markdown(AutomaticSpec(), rows)

@@ -74,10 +74,10 @@ class Run:
         self.bilevel.inner_optimizer.zero_grad()
 
 
-def assert_equal(found, expected):
-    assert found.keys() == expected.keys()
+def assert_equal(actual, expected):
+    assert actual.keys() == expected.keys()
     for name, t in expected.items():
-        assert torch.equal(found[name], t), name
+        assert torch.equal(actual[name], t), name
 
 
 # ---------------------------------------------------------------------------------------------------- equal to `step`
@@ -163,12 +163,12 @@ def test_backward_accumulates_gradients():
     before = {name: torch.full_like(p, 0.25) for name, p in one.model.named_parameters()}
     for name, p in one.model.named_parameters():
         p.grad = before[name].clone()
-    held = one.model[0].weight.grad
+    grad = one.model[0].weight.grad
     states = torch.get_rng_state()
     one.bilevel.backward(batch(1), TRUSTED)
     torch.set_rng_state(states)
     two.bilevel.backward(batch(1), TRUSTED)
-    assert one.model[0].weight.grad is held
+    assert one.model[0].weight.grad is grad
     for (name, p), q in zip(one.model.named_parameters(), two.model.parameters(), strict=True):
         assert torch.equal(p.grad, before[name] + q.grad)
     assert_equal(one.values(), two.values())
@@ -195,15 +195,15 @@ def test_backward_adjoint_sees_weight_decay():
     def penalised(model, weights, data):
         return plain(model, weights, data) + 0.02 * sum(p.square().sum() for p in model.parameters())
 
-    found = []
+    adjoints = []
     for loss, decay in ((plain, 0.04), (penalised, 0.0)):
         run = Run(SOBA, partial(SGD, lr=0.1, weight_decay=decay), inner_loss=loss, outer_loss=outer_loss,
                   adjoint_optimizer=partial(SGD, lr=0.1))  # fmt: skip
         for k in range(6):
             run.bilevel.backward(batch(k), TRUSTED)
             run.move()
-        found.append(torch.cat([t.flatten() for t in run.bilevel.adjoint.values()]))
-    torch.testing.assert_close(*found, rtol=1e-10, atol=1e-12)
+        adjoints.append(torch.cat([t.flatten() for t in run.bilevel.adjoint.values()]))
+    torch.testing.assert_close(*adjoints, rtol=1e-10, atol=1e-12)
 
 
 # -------------------------------------------------------------------------------------------------------- plain steps
@@ -412,7 +412,7 @@ class Interrupting:
         raise KeyboardInterrupt
 
 
-def begun(loop, method, losses):
+def start_loop(loop, method, losses):
     """A run after its first step, with gradients of its own in `.grad`; and what takes its next step."""
     run = Run(FSLA if loop == "fsla" else SOBA, hvp_method=method, **losses)
     take = run.bilevel.backward if loop == "backward" else run.bilevel.step
@@ -432,14 +432,14 @@ def with_gradients(run):
 @pytest.mark.parametrize("loop", ["step", "backward", "fsla"])
 def test_backward_interrupted_changes_nothing(loop, method, where):
     """Ctrl-C in a notebook, at each pass of a step in turn: every tensor stands before its move or after it."""
-    run, take = begun(loop, method, LOSSES)
+    run, take = start_loop(loop, method, LOSSES)
     take(batch(1), TRUSTED)
     done = with_gradients(run)
     calls = {"left": 0}
     losses = {name: Interrupting(loss, calls, where) for name, loss in LOSSES.items()}
     for number in range(1, 20):
         calls["left"] = 0
-        run, take = begun(loop, method, losses)
+        run, take = start_loop(loop, method, losses)
         saved = with_gradients(run)
         calls["left"] = number
         try:

@@ -23,10 +23,10 @@ def test_step_batches_share_a_pass_by_identity_only():
     algorithm = fsla.algorithms.fsla(RATES, momentum="none")
     one = Batch(train)
     shared = StepBatches.of((one,), (valid,), (one,))
-    apart = StepBatches.of((Batch(train),), (valid,), (Batch(train),))
+    separate = StepBatches.of((Batch(train),), (valid,), (Batch(train),))
     state = algorithm.init(problem, at, shared)
     views = []
-    for batches in (shared, apart):
+    for batches in (shared, separate):
         counted = CountedProblem(problem)
         after = algorithm.step(counted, state, batches)
         views.append((counted.calls.inner_views, after.direction))
@@ -48,16 +48,16 @@ def test_step_batches_of_missing_slots_reuses_others():
 
 def test_step_batches_of_seeds_each_batch():
     """Two draws have two masks; a batch in two slots has one; a seed that a batch brings along stays."""
-    kept, twice = Batch("k", seed=3), Batch("t")
-    batches = StepBatches.of(("a", "b"), (kept,), (twice,), (twice,), ("c",), seed=7)
+    first, twice = Batch("k", seed=3), Batch("t")
+    batches = StepBatches.of(("a", "b"), (first,), (twice,), (twice,), ("c",), seed=7)
     seeds = [batch.seed for slot in batches.slots for batch in slot]
     assert batches.hvp[0] is batches.outer_grad_lam[0]
-    assert batches.outer_grad_omega == (kept,)
+    assert batches.outer_grad_omega == (first,)
     assert len(set(seeds)) == len(seeds) - 1
     assert None not in seeds
-    again = StepBatches.of(("a", "b"), (kept,), (twice,), (twice,), ("c",), seed=7)
+    again = StepBatches.of(("a", "b"), (first,), (twice,), (twice,), ("c",), seed=7)
     assert [batch.seed for slot in again.slots for batch in slot] == seeds
-    other = StepBatches.of(("a", "b"), (kept,), (twice,), (twice,), ("c",), seed=8)
+    other = StepBatches.of(("a", "b"), (first,), (twice,), (twice,), ("c",), seed=8)
     assert [batch.seed for slot in other.slots for batch in slot][2] == 3
     assert not {b.seed for b in other.inner_grad} & {b.seed for b in batches.inner_grad}
     assert {batch.seed for slot in StepBatches.of(("a",), ("x",)).slots for batch in slot} == {None}
@@ -142,21 +142,21 @@ def gap(x, y):
 
 
 @pytest.mark.parametrize("hvp_method", ["auto", "reverse_over_reverse", "finite_difference"])
-@pytest.mark.parametrize("seeded", [True, False])
-def test_micro_batches_average_their_parts(hvp_method, seeded):
+@pytest.mark.parametrize("has_seed", [True, False])
+def test_micro_batches_average_their_parts(hvp_method, has_seed):
     """Accumulated gradients are those of training on parts one by one; so are products."""
-    problem, at = dropout_problem(hvp_method) if seeded else ridge_problem(hvp_method)
+    problem, at = dropout_problem(hvp_method) if has_seed else ridge_problem(hvp_method)
     parts = [normal(6, 4, seed=j) for j in range(3)]
-    batch = Batch(MicroBatches(parts), 11 if seeded else None)
+    batch = Batch(MicroBatches(parts), 11 if has_seed else None)
     v = some_v(at)
     for level in ("inner_at", "outer_at"):
-        found = everything(getattr(problem, level)(at, batch), v)
-        alone = [everything(getattr(problem, level)(at, Batch(*part)), v) for part in batch.parts]
-        for name, value in found.items():
+        actual = everything(getattr(problem, level)(at, batch), v)
+        of_parts = [everything(getattr(problem, level)(at, Batch(*part)), v) for part in batch.parts]
+        for name, value in actual.items():
             if isinstance(value, torch.Tensor):
-                mean = sum(one[name] for one in alone) / 3
+                mean = sum(one[name] for one in of_parts) / 3
             else:
-                mean = {k: sum(tree.dense(one[name])[k] for one in alone) / 3 for k in value}
+                mean = {k: sum(tree.dense(one[name])[k] for one in of_parts) / 3 for k in value}
             assert gap(value, mean) < (1e-12 if hvp_method != "finite_difference" else 1e-8), (level, name)
 
 

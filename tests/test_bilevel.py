@@ -45,8 +45,8 @@ class Mixed(nn.Module):
         self.alpha = nn.Parameter(torch.zeros(2, dtype=F64))
 
     def forward(self, x):
-        share = self.alpha.softmax(0)
-        return share[0] * self.first(x) + share[1] * self.second(x).tanh()
+        mix = self.alpha.softmax(0)
+        return mix[0] * self.first(x) + mix[1] * self.second(x).tanh()
 
 
 def mixed_inner(model, alpha, batch):
@@ -74,8 +74,8 @@ def test_outer_parameter_inside_model_leaves_rest_inner(hvp_method):
         opt.step(TRAIN, TRUSTED)
     assert list(opt.hypergradient) == ["outer"]
     assert sorted(opt.adjoint) == ["first.bias", "first.weight", "second.bias", "second.weight"]
-    held = {p for group in opt.inner_optimizer.param_groups for p in group["params"]}
-    assert model.alpha not in held
+    inner_parameters = {p for group in opt.inner_optimizer.param_groups for p in group["params"]}
+    assert model.alpha not in inner_parameters
     assert all(not torch.equal(t, assert_moves[name]) for name, t in model.state_dict().items())
 
 
@@ -181,11 +181,11 @@ def test_repr_shows_cost_of_every_automatic_algorithm(name):
 def test_algorithm_by_name_equals_registered(name):
     """Where its step sizes are automatic."""
     by_name = make(BilevelOptimizer, algorithm=name, hvp_method="autograd")
-    given = make(BilevelOptimizer, algorithm=get_algorithm(name)(), hvp_method="autograd")
-    for opt in (by_name, given):
+    by_object = make(BilevelOptimizer, algorithm=get_algorithm(name)(), hvp_method="autograd")
+    for opt in (by_name, by_object):
         for k in range(3):
             opt.step(TRAIN, TRUSTED, independent_batches=(TRAIN, TRUSTED), seed=k)
-    assert torch.equal(by_name.hypergradient["w"], given.hypergradient["w"])
+    assert torch.equal(by_name.hypergradient["w"], by_object.hypergradient["w"])
 
 
 def test_algorithm_by_name_without_automatic_steps_raises():
@@ -263,11 +263,11 @@ def test_solve_ridge_reaches_minimum(in_loss):
     problem = Ridge(0.1, in_loss=in_loss)
     nn.init.normal_(problem.weights.w, generator=torch.Generator().manual_seed(0))
     opt = problem.bilevel()
-    held = torch.ones_like(problem.model.weight)
-    problem.model.weight.grad = held
+    weights = torch.ones_like(problem.model.weight)
+    problem.model.weight.grad = weights
     opt.solve(None, tol=1e-7)
     torch.testing.assert_close(problem.model.weight.detach()[0], problem.closed_form(), rtol=1e-6, atol=1e-7)
-    assert problem.model.weight.grad is held
+    assert problem.model.weight.grad is weights
     assert opt.step_count == 0
 
 
@@ -348,9 +348,9 @@ def test_state_dict_through_torch_save_resumes_exactly(name):
     torch.manual_seed(4)
     take(opt, range(17))
     file = io.BytesIO()
-    kept = {"opt": opt.state_dict(), "model": opt.model.state_dict(), "outer": opt.outer.state_dict()}
-    torch.save(kept | {"random": torch.get_rng_state()}, file)
-    assert type(kept["opt"]) is dict
+    states = {"opt": opt.state_dict(), "model": opt.model.state_dict(), "outer": opt.outer.state_dict()}
+    torch.save(states | {"random": torch.get_rng_state()}, file)
+    assert type(states["opt"]) is dict
     take(opt, range(17, 40))
     expected = numbers(opt)
     file.seek(0)
@@ -413,11 +413,11 @@ def test_load_state_dict_keeps_saved_tensors():
     for _ in range(3):
         opt.step(TRAIN, TRUSTED)
     state = copy.deepcopy(opt.state_dict())
-    kept = {path: t.clone() for path, t in state["tensors"].items()}
+    before = {path: t.clone() for path, t in state["tensors"].items()}
     opt.load_state_dict(state)
     for _ in range(3):
         opt.step(TRAIN, TRUSTED)
-    assert all(torch.equal(t, kept[path]) for path, t in state["tensors"].items())
+    assert all(torch.equal(t, before[path]) for path, t in state["tensors"].items())
 
 
 def test_state_dict_loads_after_scheduler_changes_lr():

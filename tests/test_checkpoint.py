@@ -47,25 +47,25 @@ VALUE = {
 }
 
 
-def said(x) -> object:
+def with_sign(x) -> object:
     """All that a nest is: types, names, numbers and the bits of its tensors."""
     if isinstance(x, torch.Tensor):
         return "tensor", str(x.dtype), tuple(x.shape), bytes(x.reshape(-1).view(torch.uint8).tolist())
     if isinstance(x, AlternatingState | fsla.Point):
-        return type(x).__name__, tuple(said(getattr(x, f.name)) for f in fields(x))
+        return type(x).__name__, tuple(with_sign(getattr(x, f.name)) for f in fields(x))
     if isinstance(x, Mapping):
-        return isinstance(x, Counter), tuple((name, said(part)) for name, part in x.items())
+        return isinstance(x, Counter), tuple((name, with_sign(part)) for name, part in x.items())
     if isinstance(x, tuple | list):
-        return type(x).__name__, tuple(map(said, x))
+        return type(x).__name__, tuple(map(with_sign, x))
     return type(x).__name__, repr(x)
 
 
 @pytest.mark.parametrize("kind", [Path, str])
 def test_checkpoint_round_trip_keeps_every_type(tmp_path, kind):
     save_checkpoint(kind(tmp_path / "x"), VALUE)
-    found = load_checkpoint(kind(tmp_path / "x"))
-    assert said(found) == said(VALUE)
-    assert found["state"].lam.value["b"] is found["state"].direction["b"]
+    loaded = load_checkpoint(kind(tmp_path / "x"))
+    assert with_sign(loaded) == with_sign(VALUE)
+    assert loaded["state"].lam.value["b"] is loaded["state"].direction["b"]
     assert [f.name for f in tmp_path.iterdir()] == ["x"]
 
 
@@ -158,7 +158,7 @@ def test_load_checkpoint_of_random_tree_loads_or_raises(folder, nest):
     except CheckpointError:
         return
     save_checkpoint(folder / "y", value)
-    assert said(load_checkpoint(folder / "y")) == said(value)
+    assert with_sign(load_checkpoint(folder / "y")) == with_sign(value)
 
 
 def nested(levels: int) -> object:
@@ -212,12 +212,12 @@ def test_save_checkpoint_removes_orphaned_temporary_files(tmp_path):
     child = subprocess.run([sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, check=True)
     dead = int(child.stdout)
     start, end = f".fsla-{files._host()}", f"{'0' * 16}.tmp"
-    kept = {f".x{start}-{os.getpid()}-{end}", f".x.{dead}.tmp", "x.tmp", f".x.fsla-0123abcd-{dead}-{end}"}
-    gone = {f".x{start}-{dead}-{end}", f".y.part{start}-{dead}-{end}"}
-    for name in kept | gone:
+    remaining = {f".x{start}-{os.getpid()}-{end}", f".x.{dead}.tmp", "x.tmp", f".x.fsla-0123abcd-{dead}-{end}"}
+    removed = {f".x{start}-{dead}-{end}", f".y.part{start}-{dead}-{end}"}
+    for name in remaining | removed:
         (tmp_path / name).write_text("")
     save_checkpoint(tmp_path / "x", 1)
-    assert {f.name for f in tmp_path.iterdir()} == kept | {"x"}
+    assert {f.name for f in tmp_path.iterdir()} == remaining | {"x"}
 
 
 def test_load_checkpoint_writes_nothing(tmp_path):

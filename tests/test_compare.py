@@ -41,11 +41,11 @@ def command(monkeypatch, capsys):
 
 def without_seconds(folder):
     """The records of every run, without what the clock said."""
-    found = {}
+    records = {}
     for path in sorted((folder / "runs").iterdir()):
         lines = [json.loads(line) for line in path.read_text().splitlines()[:-1]]
-        found[path.name] = [{name: x for name, x in line.items() if name != "seconds"} for line in lines]
-    return found
+        records[path.name] = [{name: x for name, x in line.items() if name != "seconds"} for line in lines]
+    return records
 
 
 def test_compare_methods_cover_every_algorithm():
@@ -71,13 +71,13 @@ def test_compare_method_stays_within_budget(name):
 def test_compare_command_writes_records_summary_and_figures(tmp_path, command):
     out = tmp_path / "out"
     args = "--out", str(out), "--algorithms", "soba, single_loop,fsla_automatic", "--problems", "quadratic,sources"
-    code, said, wrong = command(*args, "--seeds", "1")
+    code, output, wrong = command(*args, "--seeds", "1")
     assert (code, wrong) == (0, "")
-    assert "4 searches of 2 runs and 6 runs, each of 200 oracle calls" in said
+    assert "4 searches of 2 runs and 6 runs, each of 200 oracle calls" in output
     names = ("compare-quadratic", "compare-sources", "compare-profiles", "compare-ranks")
     for name in names:
         assert (out / f"{name}.png").read_bytes().startswith(b"\x89PNG")
-        assert f"{name}.png" in said
+        assert f"{name}.png" in output
     numbers = json.loads((out / "summary.json").read_text())
     assert {row["algorithm"] for row in numbers["overall"]} == {"soba", "single_loop", "fsla_automatic"}
     assert len(numbers["rows"]) == 6
@@ -90,12 +90,12 @@ def test_compare_command_writes_records_summary_and_figures(tmp_path, command):
     before = {p.name: p.stat().st_mtime_ns for p in (out / "runs").iterdir()}
     assert len(before) == 2 + 4 + 6
     (out / "runs" / "quadratic-soba-seed1.jsonl").unlink()
-    kept = without_seconds(out)
+    records_before = without_seconds(out)
     assert command(*args, "--seeds", "1")[0] == 0
     after = {p.name: p.stat().st_mtime_ns for p in (out / "runs").iterdir()}
     assert [name for name in before if before[name] != after[name]] == ["quadratic-soba-seed1.jsonl"]
-    assert {name: x for name, x in without_seconds(out).items() if name in kept} == kept
-    code, said, _ = command("--out", str(out), "--scale", "paper", "--problems", "quadratic")
+    assert {name: x for name, x in without_seconds(out).items() if name in records_before} == records_before
+    code, output, _ = command("--out", str(out), "--scale", "paper", "--problems", "quadratic")
     assert code == 2  # one folder holds one scale
 
 
@@ -246,9 +246,9 @@ def test_compare_profiles_match_dolan_more():
         ("two", "a"): (curve([0.5, 0.5, math.inf]),),
         ("two", "b"): (curve([0.1, 0.09, 0.05]),),
     }
-    found, tasks = ratios(curves, 0.1)
+    actual, tasks = ratios(curves, 0.1)
     assert tasks == 2
-    assert found == {"a": [1.0], "b": [1.0, 2.0]}
+    assert actual == {"a": [1.0], "b": [1.0, 2.0]}
     assert ratios(curves, 1e-3)[0] == {"a": [], "b": []}
     assert curve([0.5, 0.4]).gap_at(1.5) == 0.5
     assert curve([0.5, 0.4]).gap_at(0.5) == 1.0  # the start
@@ -256,14 +256,14 @@ def test_compare_profiles_match_dolan_more():
 
 def records(values, start=2.0, least=1.0):
     """Records of one problem: for each algorithm the last f, or None, of every seed."""
-    found = [{"problem": "quadratic", "kind": "least", "start": start, "value": least}]
+    rows = [{"problem": "quadratic", "kind": "least", "start": start, "value": least}]
     for name, seeds in values.items():
         head = {"problem": "quadratic", "algorithm": name, "kind": "run", "setting": {}}
         for seed, value in enumerate(seeds, 1):
             took = {"calls": 90.0, "steps": 20, "seconds": 0.5}
-            found.append({**head, "seed": seed, "mark": 50.0, **took, "value": start})
-            found.append({**head, "seed": seed, "mark": 100.0, **took, "value": value})
-    return found
+            rows.append({**head, "seed": seed, "mark": 50.0, **took, "value": start})
+            rows.append({**head, "seed": seed, "mark": 100.0, **took, "value": value})
+    return rows
 
 
 def test_compare_ranking_uses_median_and_ties(tmp_path):

@@ -191,10 +191,10 @@ def edits(content, tensors):
             yield f"{table} is ragged", content | {table: content[table] | {column: []}}, tensors
     for shape in ([4], [10**12], [3, 3], [1, 8, 8], [3.0], [-3], []):
         yield f"shape = {shape}", content | {"shape": shape}, tensors
-    share, temperature, count = content["members"][0]
+    weight, temperature, count = content["members"][0]
     for member in (
-        [share, temperature, count + 1], [share, temperature, 10**12], [2.0, temperature, count], [share, 0, count],
-        [share, temperature], [-share, temperature, count], [share, temperature, 1.0],
+        [weight, temperature, count + 1], [weight, temperature, 10**12], [2.0, temperature, count], [weight, 0, count],
+        [weight, temperature], [-weight, temperature, count], [weight, temperature, 1.0],
     ):  # fmt: skip
         yield f"member = {member}", content | {"members": [member, *content["members"][1:]]}, tensors
 
@@ -204,8 +204,8 @@ def test_load_of_edited_estimator_raises(written, tmp_path, kind):
     """Nothing is set, made or allocated by what a file says before it is known to fit."""
     path, read = written[kind]
     owner = {"cleaner": "HyperCleaner", "weigher": "DataWeigher"}[kind]
-    found = container.read(path, owner)
-    for what, content, tensors in edits(found.json, found.tensors):
+    stored = container.read(path, owner)
+    for what, content, tensors in edits(stored.json, stored.tensors):
         (tmp_path / "x").write_bytes(container.to_bytes(owner, tensors, content))
         with pytest.raises(ValueError) as caught:  # noqa: PT011, the text is asserted on below
             read(tmp_path / "x")

@@ -72,12 +72,12 @@ def run(engine, start, generator, problem, calls, change=lambda i: None):
     generator.manual_seed(3)
     problem.calls = OracleCounts()
     state = start
-    with warnings.catch_warnings(record=True) as said:
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         for i, n in enumerate(calls):
             change(i)
             state = engine.advance(state, n)
-    return state, problem.calls, generator.get_state(), [str(w.message) for w in said if w.category is EngineWarning]
+    return state, problem.calls, generator.get_state(), [str(w.message) for w in caught if w.category is EngineWarning]
 
 
 def agree(a, b, rtol=1e-12):
@@ -98,8 +98,8 @@ def agree(a, b, rtol=1e-12):
 def test_replay_equals_step(calls, rates):
     engine, eager, *rest, recorder = make(rates=rates)
     a, counts, random, _ = run(eager, *rest, calls)
-    b, again, after, said = run(engine, *rest, calls)
-    assert said == []
+    b, again, after, messages = run(engine, *rest, calls)
+    assert messages == []
     assert engine.name == "graph"
     assert (a.step_count, counts) == (b.step_count, again)
     assert agree(a, b)
@@ -114,8 +114,8 @@ def test_replay_with_automatic_steps_equals_step(algorithm, calls):
     """The sizes follow from the state inside the captured step; they are measured between two replays, on its batch."""
     engine, eager, *rest, recorder = make(rates=Automatic(block=5), algorithm=algorithm)
     a, counts, random, _ = run(eager, *rest, calls)
-    b, again, after, said = run(engine, *rest, calls)
-    assert said == []
+    b, again, after, messages = run(engine, *rest, calls)
+    assert messages == []
     assert counts == again
     assert counts.hvp > sum(calls)  # products were measured beside those of the steps
     assert agree(a, b)
@@ -161,8 +161,8 @@ def test_capture_state_may_hold_previous_state():
     """Unrolling keeps the ω before the step, which the step's own result is written over."""
     engine, eager, *rest, _ = make(algorithm=lambda rates: fsla.algorithms.bp(rates, inner_steps=1))
     a, *_ = run(eager, *rest, (30,))
-    b, _, _, said = run(engine, *rest, (30,))
-    assert said == []
+    b, _, _, messages = run(engine, *rest, (30,))
+    assert messages == []
     for (x, lr), (y, same) in zip(a.trajectory, b.trajectory, strict=True):
         assert torch.allclose(x["w"], y["w"], rtol=1e-12)
         assert float(lr) == pytest.approx(float(same))
@@ -177,8 +177,8 @@ def test_capture_state_may_hold_previous_point():
         )
     )
     a, counts, *_ = run(eager, *rest, (30,))
-    b, again, _, said = run(engine, *rest, (30,))
-    assert said == []
+    b, again, _, messages = run(engine, *rest, (30,))
+    assert messages == []
     assert counts == again
     assert agree(a, b)
     assert torch.allclose(a.before.at.omega["w"], b.before.at.omega["w"], rtol=1e-12)
@@ -187,39 +187,39 @@ def test_capture_state_may_hold_previous_point():
 @pytest.mark.parametrize("calls", [(20, 20), (20, 5, 5), (20, 3, 10, 20)])
 def test_replay_check_detects_frozen_numbers(calls, monkeypatch):
     monkeypatch.setattr(cuda_graph, "LONG", 16)
-    held = {"scale": 1.0}
+    frozen = {"scale": 1.0}
 
     def inner(lam, omega, rows):
-        return held["scale"] * (X[rows] @ omega["w"] - lam["l"]).square().mean()
+        return frozen["scale"] * (X[rows] @ omega["w"] - lam["l"]).square().mean()
 
     def freeze():
-        recorded = held["scale"]
+        recorded = frozen["scale"]
 
         def before():
-            now, held["scale"] = held["scale"], recorded
-            return lambda: held.update(scale=now)
+            now, frozen["scale"] = frozen["scale"], recorded
+            return lambda: frozen.update(scale=now)
 
         return before
 
     def change(i):
-        held["scale"] = 1.0 if i == 0 else 2.0
+        frozen["scale"] = 1.0 if i == 0 else 2.0
 
     engine, eager, *rest, _ = make(inner=inner, freeze=freeze)
     a, counts, random, _ = run(eager, *rest, calls, change)
-    b, again, after, said = run(engine, *rest, calls, change)
+    b, again, after, messages = run(engine, *rest, calls, change)
     if max(calls[1:]) < cuda_graph.LONG:
-        assert said == []  # not yet: it will be at the next comparison
+        assert messages == []  # not yet: it will be at the next comparison
         return
     assert engine.name == "eager"
-    assert len(said) == 1
-    assert "no longer gives the numbers" in said[0]
+    assert len(messages) == 1
+    assert "no longer gives the numbers" in messages[0]
     assert counts == again
     if len(calls) == 2:
-        assert "from step 20 on. The numbers since step 3 are in doubt" in said[0]
+        assert "from step 20 on. The numbers since step 3 are in doubt" in messages[0]
         assert agree(a, b)
         assert torch.equal(random, after)
     else:
-        assert "since step" in said[0]
+        assert "since step" in messages[0]
 
 
 def test_capture_skips_batch_from_other_memory():
@@ -231,12 +231,12 @@ def test_capture_skips_batch_from_other_memory():
     engine, eager, *rest, _ = make(draw=lambda: draw())
     a, counts, *_ = run(eager, *rest, (8,))
     draw = draws()
-    b, again, _, said = run(engine, *rest, (8,))
+    b, again, _, messages = run(engine, *rest, (8,))
     assert agree(a, b)
     assert counts == again
-    assert len(said) == 1
-    assert "must come from the generator alone" in said[0]
-    assert said[0].endswith("Using 'eager'.")
+    assert len(messages) == 1
+    assert "must come from the generator alone" in messages[0]
+    assert messages[0].endswith("Using 'eager'.")
     draw = draws()
     engine, _, start, *_ = make(draw=lambda: draw(), lenient=False)
     with pytest.raises(CaptureError, match="from the generator alone"):
@@ -271,18 +271,18 @@ def test_replay_reads_single_batch_from_other_memory():
 
 
 def test_replay_check_detects_refilled_closure():
-    held, loader = {"rows": torch.arange(4)}, iter(torch.arange(4000).reshape(1000, 4) % 40)
+    closure, loader = {"rows": torch.arange(4)}, iter(torch.arange(4000).reshape(1000, 4) % 40)
     recorded = []
 
     def draw():
-        held["rows"] = recorded[0] if recorded else next(loader)
+        closure["rows"] = recorded[0] if recorded else next(loader)
         return StepBatches.shared(None, None)
 
     def inner(lam, omega, batch):
-        return (X[held["rows"]] @ omega["w"] - lam["l"]).square().mean()
+        return (X[closure["rows"]] @ omega["w"] - lam["l"]).square().mean()
 
     def freeze():
-        rows = held["rows"]
+        rows = closure["rows"]
 
         def before():
             recorded.append(rows)
@@ -291,9 +291,9 @@ def test_replay_check_detects_refilled_closure():
         return before
 
     engine, _, *rest, _ = make(inner=inner, draw=draw, freeze=freeze)
-    *_, said = run(engine, *rest, (20,))
+    *_, messages = run(engine, *rest, (20,))
     assert engine.name == "eager"
-    assert "no longer gives the numbers" in said[0]
+    assert "no longer gives the numbers" in messages[0]
 
 
 @pytest.mark.parametrize("rates", [FALLING, Automatic()], ids=["scheduled", "automatic"])
@@ -303,9 +303,9 @@ def test_replay_failure_repeats_step(monkeypatch, rates):
     engine, eager, *rest, recorder = make(rates=rates)
     recorder.fails_at = 25
     a, counts, random, _ = run(eager, *rest, (10, 20))
-    b, again, after, said = run(engine, *rest, (10, 20))
+    b, again, after, messages = run(engine, *rest, (10, 20))
     assert engine.name == "eager"
-    assert said == [
+    assert messages == [
         "The captured step failed (the device has gone.) Steps are taken eagerly from step 10 on. "
         "The numbers of all steps before are those of the step itself."
     ]
@@ -323,14 +323,14 @@ def test_capture_skips_seeded_batches():
 
 
 def test_seeded_batches_are_used_once():
-    held = []
+    batches_drawn = []
 
     def draw():
-        rows = torch.randint(40, (8,), generator=held[0])
+        rows = torch.randint(40, (8,), generator=batches_drawn[0])
         return StepBatches.shared(rows, None, seed=3)
 
     engine, eager, start, generator, problem, _ = make(draw=draw)
-    held.append(generator)
+    batches_drawn.append(generator)
     a, *_ = run(eager, start, generator, problem, (5,))
     b, *_ = run(engine, start, generator, problem, (5,))
     assert agree(a, b)
@@ -351,9 +351,9 @@ def test_capture_skips_algorithm_that_reads_step_count(part):
 
 def test_replay_of_nonfinite_state_is_compared_every_step():
     engine, _, *rest, _ = make(rates=fsla.steps.constant(1e200, 1e200, 1e200))
-    state, _, _, said = run(engine, *rest, (30,))
+    state, _, _, messages = run(engine, *rest, (30,))
     assert not state.is_finite()
-    assert said == []
+    assert messages == []
     assert engine._agreed == 0
 
 
@@ -375,9 +375,9 @@ def test_captured_run_stopped_at_once_resumes_exactly(stop, rates):
     state = stopped.advance(start, stop)
     resumed, _, _, other, *_ = make(rates=rates)
     other.set_state(generator.get_state())
-    found = resumed.advance(state, 6 - stop)
-    assert agree(found, whole)
-    assert agree(found, expected)
+    actual = resumed.advance(state, 6 - stop)
+    assert agree(actual, whole)
+    assert agree(actual, expected)
     assert torch.equal(other.get_state(), random)
 
 
@@ -385,8 +385,8 @@ def test_captured_run_stopped_at_once_resumes_exactly(stop, rates):
 def test_compiled_run_equals_eager():
     engine, eager, *rest, _ = make(name="compile", lenient=False)
     a, counts, random, _ = run(eager, *rest, (2, 4))
-    b, again, after, said = run(engine, *rest, (2, 4))
-    assert said == []
+    b, again, after, messages = run(engine, *rest, (2, 4))
+    assert messages == []
     assert engine.name == "compile"
     assert counts == again
     assert agree(a, b, 1e-11)
@@ -417,14 +417,14 @@ def test_compiler_failure_warns_once_and_continues(monkeypatch, bad):
     monkeypatch.setattr(torch, "compile", compile_badly)
     engine, eager, *rest, _ = make(name="compile")
     a, *_ = run(eager, *rest, (6,))
-    b, _, _, said = run(engine, *rest, (6,))
+    b, _, _, messages = run(engine, *rest, (6,))
     assert agree(a, b)
-    assert len(said) == 1
+    assert len(messages) == 1
     if bad == "fails":
-        assert said == ["Engine 'compile' is unavailable: no compiler here. Using 'graph'."]
+        assert messages == ["Engine 'compile' is unavailable: no compiler here. Using 'graph'."]
         assert engine.name == "graph"
     else:
-        assert "no longer gives the numbers of the step itself (in lam)" in said[0]
+        assert "no longer gives the numbers of the step itself (in lam)" in messages[0]
         assert engine.name == "eager"
     engine, _, start, *_ = make(name="compile", lenient=False)
     if bad == "fails":

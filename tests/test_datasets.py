@@ -37,9 +37,9 @@ def test_read_idx_round_trip(tmp_path_factory, shape, dtype):
     array = np.arange(int(np.prod(shape))).reshape(shape).astype(dtype)
     path = tmp_path_factory.mktemp("idx") / "x.gz"
     write(path, array)
-    found = read_idx(path)
-    assert found.shape == array.shape
-    assert (found == array).all()
+    actual = read_idx(path)
+    assert actual.shape == array.shape
+    assert (actual == array).all()
 
 
 @pytest.mark.parametrize(
@@ -141,9 +141,9 @@ def test_load_digits_needs_no_files():
 
 def test_check_reports_problem_of_each_file(folder):
     (folder / "mnist" / sets.SOURCES["mnist"].test_labels.name).write_bytes(b"junk")
-    found = sets.check("mnist", folder)
-    assert [c.good for c in found] == [True, True, True, False]
-    assert "60 x 28 x 28; readable, but not the published file" in found[0].text
+    results = sets.check("mnist", folder)
+    assert [c.good for c in results] == [True, True, True, False]
+    assert "60 x 28 x 28; readable, but not the published file" in results[0].text
     qmnist = sets.check("qmnist", folder)
     assert [c.good for c in qmnist] == [True, True, True, True]
     assert "MNIST's, which stand in" in qmnist[0].text
@@ -153,10 +153,10 @@ def test_check_reports_problem_of_each_file(folder):
 
 def test_check_compares_numbers_of_labels_and_images(folder):
     write(folder / "mnist" / sets.SOURCES["mnist"].train_labels.name, labels(59))
-    found = sets.check("mnist", folder)
-    assert [c.good for c in found] == [True, False, True, True]
-    assert found[1].text.startswith("59; ")
-    assert "there are 60 training images" in found[1].text
+    results = sets.check("mnist", folder)
+    assert [c.good for c in results] == [True, False, True, True]
+    assert results[1].text.startswith("59; ")
+    assert "there are 60 training images" in results[1].text
     extended = np.zeros((19, 8), ">i4")
     write(folder / "qmnist" / sets.SOURCES["qmnist"].test_labels.name, extended)
     assert [c.good for c in sets.check("qmnist", folder)] == [True, True, True, False]
@@ -272,8 +272,8 @@ def test_cycle_reshuffles_loader():
     generator = torch.Generator().manual_seed(0)
     batches = cycle(torch.utils.data.DataLoader(data, batch_size=5, shuffle=True, generator=generator))
     rounds = [torch.cat([next(batches) for _ in range(4)]) for _ in range(3)]
-    for found in rounds:
-        assert torch.equal(found.sort().values, data)
+    for epoch in rounds:
+        assert torch.equal(epoch.sort().values, data)
     assert not torch.equal(rounds[0], rounds[1])
     assert not torch.equal(rounds[1], rounds[2])
 

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.gpu
 
 
 @pytest.fixture
-def alone(tmp_path):
+def group_of_one(tmp_path):
     """A process group of one."""
     method = f"file://{tmp_path / 'meet'}"
     device = torch.device("cuda", 0)
@@ -25,38 +25,40 @@ def alone(tmp_path):
 
 @pytest.mark.parametrize("weights", [False, True], ids=["of classes", "of samples"])
 @pytest.mark.parametrize("name", reducer_program.ALGORITHMS)
-def test_reducer_on_gpu_equals_plain_steps(name, weights, alone):
+def test_reducer_on_gpu_equals_plain_steps(name, weights, group_of_one):
     algorithm = reducer_program.ALGORITHMS[name]
     expected, _ = reducer_program.path(*reducer_program.network(weights, "cuda"), algorithm, 16, 200, device="cuda")
-    found, messages = reducer_program.path(*reducer_program.reduced(weights, "cuda"), algorithm, 16, 200, device="cuda")
+    actual, messages = reducer_program.path(
+        *reducer_program.reduced(weights, "cuda"), algorithm, 16, 200, device="cuda"
+    )
     assert messages > 0
-    assert float((found - expected).abs().max()) < 1e-9
+    assert float((actual - expected).abs().max()) < 1e-9
 
 
 @pytest.mark.parametrize("weights", [False, True], ids=["of classes", "of samples"])
 @pytest.mark.parametrize("engine", ["graph", "compile"])
 @pytest.mark.parametrize("name", ["fsla", "soba"])
-def test_captured_reducer_equals_plain_steps(name, engine, weights, alone):
+def test_captured_reducer_equals_plain_steps(name, engine, weights, group_of_one):
     """The messages are captured with the step."""
     algorithm = reducer_program.ALGORITHMS[name]
     expected, _ = reducer_program.path(*reducer_program.network(weights, "cuda"), algorithm, 16, 50, device="cuda")
-    found, _ = reducer_program.path(*reducer_program.reduced(weights, "cuda"), algorithm, 16, 50, engine, "cuda")
-    assert float((found[-1] - expected[-1]).abs().max()) < 1e-9
+    actual, _ = reducer_program.path(*reducer_program.reduced(weights, "cuda"), algorithm, 16, 50, engine, "cuda")
+    assert float((actual[-1] - expected[-1]).abs().max()) < 1e-9
 
 
 @pytest.mark.parametrize("kind", ["replicas", "shards"])
 @pytest.mark.parametrize("name", fit_program.CASES)
-def test_wrapped_model_on_gpu_equals_plain_model(name, kind, alone):
+def test_wrapped_model_on_gpu_equals_plain_model(name, kind, group_of_one):
     if kind == "shards" and "exact" in name:
         pytest.skip("exact products are refused in shards")
     algorithm, options = fit_program.CASES[name]
     expected = fit_program.path("plain", algorithm, options, 30, device="cuda")
-    found = fit_program.path(kind, algorithm, options, 30, device="cuda")
-    assert float((found - expected).abs().max()) < 1e-9
+    actual = fit_program.path(kind, algorithm, options, 30, device="cuda")
+    assert float((actual - expected).abs().max()) < 1e-9
 
 
 @pytest.mark.parametrize("kind", ["plain", "shards"])
-def test_fit_on_gpu_resumes(kind, alone, tmp_path):
+def test_fit_on_gpu_resumes(kind, group_of_one, tmp_path):
     whole, first, second = (fitted(tmp_path / name, kind, steps) for name, steps in (("a", 12), ("b", 8), ("b", 12)))
     assert first.num_steps == 8
     assert second.resumed_from == 8

@@ -42,10 +42,10 @@ class Loaded(HTMLParser):
         self.feed(page.read_text(encoding="utf-8"))
 
     def handle_starttag(self, tag, attrs):
-        given = dict(attrs)
-        self.classes.update((given.get("class") or "").split())
-        url = given.get(LOADS.get(tag, ""))
-        if url and not (tag == "link" and given.get("rel") in ("canonical", "next", "prev")):
+        attributes = dict(attrs)
+        self.classes.update((attributes.get("class") or "").split())
+        url = attributes.get(LOADS.get(tag, ""))
+        if url and not (tag == "link" and attributes.get("rel") in ("canonical", "next", "prev")):
             self.urls.append(url)
 
 
@@ -66,14 +66,14 @@ def test_site_loads_local_files_only(site):
         assert external(loaded.urls) == [], page
         assert "mermaid" not in loaded.classes, page  # the theme would fetch a script for it
     for sheet in site.rglob("*.css"):
-        found = re.findall(r"""(?:url\(|@import\s)\s*["']?([^"')]+)""", sheet.read_text(encoding="utf-8"))
-        assert external(found) == [], sheet
+        urls = re.findall(r"""(?:url\(|@import\s)\s*["']?([^"')]+)""", sheet.read_text(encoding="utf-8"))
+        assert external(urls) == [], sheet
 
 
 def test_reference_lists_every_public_name(site):
     reference = "".join(page.read_text(encoding="utf-8") for page in (site / "api").glob("*.html"))
-    found = set(re.findall(r'id="([\w.]+)"', reference))
-    assert [name for name in fsla.__all__ if f"fsla.{name}" not in found] == []
+    names = set(re.findall(r'id="([\w.]+)"', reference))
+    assert [name for name in fsla.__all__ if f"fsla.{name}" not in names] == []
 
 
 def test_examples_page_shows_each_file(site):

@@ -21,12 +21,12 @@ def server(tmp_path):
 
     class Handler(http.server.SimpleHTTPRequestHandler):
         failures = 0
-        asked = 0
+        requests = 0
 
         answer = None
 
         def do_GET(self):
-            Handler.asked += 1
+            Handler.requests += 1
             if Handler.failures > 0:
                 Handler.failures -= 1
                 self.send_error(503)
@@ -79,9 +79,9 @@ def test_download_verifies_stores_and_reports(small_source, tmp_path):
     paths = sets.fetch("mnist", tmp_path / "cache", progress=bar)
     assert all(p.exists() for p in paths)
     assert bar.total > 0
-    asked = handler.asked
+    count = handler.requests
     sets.fetch("mnist", tmp_path / "cache")
-    assert handler.asked == asked  # what is there is not fetched again
+    assert handler.requests == count  # what is there is not fetched again
     assert all(c.good and "as published" in c.text for c in sets.check("mnist", tmp_path / "cache"))
 
 
@@ -131,7 +131,7 @@ def test_download_announced_too_large_is_not_read(small_source, tmp_path):
     handler.answer = lambda request: served(request, announced=1001)
     with pytest.raises(DataError, match=r"must have at most 1000 bytes. The server sends 1001 or more"):
         sets.fetch("mnist", tmp_path / "cache", limits=Limits(bytes=1000))
-    assert handler.asked == 1  # another try would end in the same way
+    assert handler.requests == 1  # another try would end in the same way
     assert nothing_is_left(tmp_path / "cache")
 
 
@@ -140,7 +140,7 @@ def test_download_longer_than_limit_aborts(small_source, tmp_path):
     handler.answer = lambda request: served(request, *[bytes(100_000)] * 100)
     with pytest.raises(DataError, match="must have at most 1000000 bytes"):
         sets.fetch("mnist", tmp_path / "cache", limits=Limits(bytes=1_000_000))
-    assert handler.asked == 1
+    assert handler.requests == 1
     assert nothing_is_left(tmp_path / "cache")
 
 
@@ -157,7 +157,7 @@ def test_download_too_slow_aborts(small_source, tmp_path):
             sets.fetch("mnist", tmp_path / "cache", limits=Limits(seconds=900), clock=lambda: now[0])
     finally:
         over.set()
-    assert handler.asked == 1
+    assert handler.requests == 1
     assert nothing_is_left(tmp_path / "cache")
 
 
@@ -172,7 +172,7 @@ def test_download_time_limit_covers_all_tries(small_source, tmp_path):
     handler.answer = fail
     with pytest.raises(DataError, match="must end within 900 seconds"):
         sets.fetch("mnist", tmp_path / "cache", tries=9, limits=Limits(seconds=900), clock=lambda: now[0])
-    assert handler.asked == 3
+    assert handler.requests == 3
 
 
 def test_download_retries_after_broken_connection(small_source, tmp_path):
@@ -186,4 +186,4 @@ def test_download_retries_after_broken_connection(small_source, tmp_path):
 
     handler.answer = break_off
     assert all(p.exists() for p in sets.fetch("mnist", tmp_path / "cache"))
-    assert handler.asked == 5
+    assert handler.requests == 5

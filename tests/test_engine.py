@@ -164,15 +164,15 @@ def test_capture_repeats_for_state_of_other_shape():
     problem, at, draw, generator = cleaning(convolution=False)
     algorithm, source = fsla.algorithms.fsla(fsla.steps.constant(0.1, 0.1, 0.1)), sampler("fsla", draw)
     turned = Point(at.lam, dict(reversed(at.omega.items())))
-    counted, found = CountedProblem(problem), []
+    counted, states = CountedProblem(problem), []
     for name in ("eager", "graph"):
         generator.manual_seed(3)
         engine, recorder = Eager(algorithm, counted, source), None
         if name == "graph":
             engine, recorder = captured(name, algorithm, counted, source, generator)
         for start in (at, turned, at):
-            found.append(engine.advance(algorithm.init(problem, start, source()), 5))
-    for a, b in zip(found[:3], found[3:], strict=True):
+            states.append(engine.advance(algorithm.init(problem, start, source()), 5))
+    for a, b in zip(states[:3], states[3:], strict=True):
         assert list(a.omega.value) == list(b.omega.value)
         assert float(tree.norm(tree.sub(a.omega.value, b.omega.value))) < 1e-13
     assert recorder.records == 3
@@ -203,8 +203,8 @@ def test_agreement_accepts_rounding_only(part, dtype, change, good):
     x, y = getattr(after, part), getattr(state, part)
     changed = more(x, y) if part == "direction" else x._replace(value=more(x.value, y.value))
     otherwise = replace(after, **{part: changed})
-    found = captures.difference(state, after, otherwise, lambda s: algorithm.step(problem, s, batches))
-    assert found == (None if good else part)
+    difference = captures.difference(state, after, otherwise, lambda s: algorithm.step(problem, s, batches))
+    assert difference == (None if good else part)
 
 
 @pytest.mark.parametrize(
@@ -269,7 +269,7 @@ def test_unknown_engine_raises():
 def test_captured_records_equal_eager(method, monkeypatch):
     spec = replace(TINY, method=method)
     eager = execute(spec)
-    monkeypatch.setattr(runs, "make_engine", lambda *given: captured("graph", *given[1:5])[0])
+    monkeypatch.setattr(runs, "make_engine", lambda *args: captured("graph", *args[1:5])[0])
     graph = execute(spec)
     assert [r["engine"] for r in (eager[0], eager[-1], graph[-1])] == [None, "eager", "graph"]
     for a, b in zip(eager, graph, strict=True):
@@ -312,15 +312,15 @@ def test_captured_run_with_automatic_steps_equals_eager(name, engine):
 
     problem = Problem(inner, lambda lam, omega, index: (omega["x"] - 1).square().sum())
     at = Point({"y": torch.zeros(2, device="cuda", dtype=F64)}, {"x": torch.zeros(3, device="cuda", dtype=F64)})
-    algorithm, found = fsla.algorithms.get_algorithm(name)(momentum="average" if name == "fsla" else "none"), []
+    algorithm, states = fsla.algorithms.get_algorithm(name)(momentum="average" if name == "fsla" else "none"), []
     for choice in ("eager", engine):
         generator.manual_seed(1)
         counted = CountedProblem(problem)
         state = algorithm.init(counted, at, draw())
-        made = make_engine(choice, algorithm, counted, draw, generator, state)
-        found.append((made.advance(state, 80), counted.calls))
-        assert made.name == choice
-    (one, calls), (two, same) = found
+        captured_engine = make_engine(choice, algorithm, counted, draw, generator, state)
+        states.append((captured_engine.advance(state, 80), counted.calls))
+        assert captured_engine.name == choice
+    (one, calls), (two, same) = states
     assert calls == same
     for x, y in zip(parts(one), parts(two), strict=True):
         assert float(tree.norm(tree.sub(x, y))) < 1e-6 * float(tree.norm(x))
@@ -353,9 +353,9 @@ def test_uncapturable_step_falls_back_to_eager(bad, engine, monkeypatch):
     algorithm = fsla.algorithms.fsla(fsla.steps.constant(0.01, 0.01, 0.01))
     source = draw if bad == "item" else lambda: next(stored)
     state = algorithm.init(problem, at, draw())
-    made = make_engine("auto", algorithm, problem, source, generator, state)
+    fallback = make_engine("auto", algorithm, problem, source, generator, state)
     with pytest.warns(EngineWarning, match="is unavailable"):
-        state = made.advance(state, 5)
-    assert made.name == "eager"
-    assert made.advance(state, 5).is_finite()
+        state = fallback.advance(state, 5)
+    assert fallback.name == "eager"
+    assert fallback.advance(state, 5).is_finite()
     torch.randn(2, device="cuda")  # and the generators still serve

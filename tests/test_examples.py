@@ -23,10 +23,10 @@ def numbers(text, name):
 
 def ridge_penalties(text):
     """On both data sets the validation error falls below that of both searches and of one penalty."""
-    found = numbers(text, "FSLA, each feature")
-    assert len(found) == 2
+    ratios = numbers(text, "FSLA, each feature")
+    assert len(ratios) == 2
     others = [numbers(text, name) for name in ("random, each feature", "random, each group", "RidgeCV, one penalty")]
-    for i, (start, valid, _) in enumerate(found):
+    for i, (start, valid, _) in enumerate(ratios):
         assert valid < start
         assert valid < min(other[i][1] for other in others)
 
@@ -41,10 +41,10 @@ def class_weights(text):
 
 def mixture_weights(text):
     """The clean sources gain, the wrong ones lose, and the network is better than with uniform weights."""
-    share = dict(re.findall(r"share of \d sources, (.+): (\d+) %", text))
-    assert int(share["clean"]) > 100 * 2 / 12
-    assert int(share["labels + 1"]) < 100 * 3 / 12
-    assert int(share["random labels"]) < 100 * 3 / 12
+    percent = dict(re.findall(r"share of \d sources, (.+): (\d+) %", text))
+    assert int(percent["clean"]) > 100 * 2 / 12
+    assert int(percent["labels + 1"]) < 100 * 3 / 12
+    assert int(percent["random labels"]) < 100 * 3 / 12
     assert numbers(text, "FSLA")[0][0] > numbers(text, "uniform weights")[0][0]
 
 

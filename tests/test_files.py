@@ -108,14 +108,14 @@ def names(folder):
 
 def test_remove_orphans_removes_files_of_dead_local_processes_only(tmp_path, dead):
     """Another host has processes of its own, and a name of another form is of another program."""
-    kept = [temporary(os.getpid()), temporary(dead, host="0123abcd"), "x", f".x.{dead}.tmp", f".x.fsla-{dead}.tmp"]
-    for name in [*kept, temporary(dead), temporary(9_999_999_999)]:
+    remaining = [temporary(os.getpid()), temporary(dead, host="0123abcd"), "x", f".x.{dead}.tmp", f".x.fsla-{dead}.tmp"]
+    for name in [*remaining, temporary(dead), temporary(9_999_999_999)]:
         (tmp_path / name).write_text("half")
     folder, link = temporary(dead, "folder"), temporary(dead, "link")
     (tmp_path / folder).mkdir()
     (tmp_path / link).symlink_to(tmp_path / "x")
     remove_orphans(tmp_path)
-    assert names(tmp_path) == sorted([*kept, folder, link])
+    assert names(tmp_path) == sorted([*remaining, folder, link])
 
 
 def test_write_bytes_ignores_planted_link(tmp_path):
@@ -175,9 +175,9 @@ def planted(path, kind, victim):
     elif kind == "folder":
         path.mkdir()
     else:
-        held = socket.socket(socket.AF_UNIX)
-        held.bind(str(path))
-        return held
+        occupant = socket.socket(socket.AF_UNIX)
+        occupant.bind(str(path))
+        return occupant
     return None
 
 
@@ -189,7 +189,7 @@ def test_open_regular_of_irregular_file_raises(tmp_path, monkeypatch, kind):
     """Nothing is read, written or waited for, whatever is in the place of a file."""
     monkeypatch.chdir(tmp_path)  # a socket has a short path
     Path("victim").write_text("precious")
-    held = planted(Path("x"), kind, "victim")
+    occupant = planted(Path("x"), kind, "victim")
     before = os.lstat("x")
     what = f"a {kind}" if kind in ("pipe", "folder", "socket") else "a symbolic link"
     for act in (
@@ -202,7 +202,7 @@ def test_open_regular_of_irregular_file_raises(tmp_path, monkeypatch, kind):
     assert os.lstat("x") == before
     assert Path("victim").read_text() == "precious"
     assert names(Path()) == ["victim", "x"]
-    assert held is None or held.close() is None
+    assert occupant is None or occupant.close() is None
 
 
 @pytest.mark.parametrize("kind", ["link", "hanging link", "pipe"])
@@ -210,9 +210,9 @@ def test_open_regular_detects_swap_after_check(tmp_path, monkeypatch, kind):
     """The descriptor is looked at too, so that no moment is left."""
     (tmp_path / "victim").write_text("precious")
     planted(tmp_path / "x", kind, tmp_path / "victim")
-    looks = iter([None])
+    checks = iter([None])
     real = files.check_regular
-    monkeypatch.setattr(files, "check_regular", lambda path: next(looks) if looks.__length_hint__() else real(path))
+    monkeypatch.setattr(files, "check_regular", lambda path: next(checks) if checks.__length_hint__() else real(path))
     with pytest.raises(FileError, match="not a regular file"):
         open_regular(tmp_path / "x", os.O_RDWR | os.O_CREAT)
     assert names(tmp_path) == ["victim", "x"]
@@ -223,7 +223,7 @@ def test_open_regular_detects_swap_after_check(tmp_path, monkeypatch, kind):
 FILES = {"a", "b"}
 
 
-def filled(folder, text):
+def write_folder(folder, text):
     for name in FILES:
         (folder / name).write_text(text)
 
@@ -236,7 +236,7 @@ def text_of(folder):
 
 
 @pytest.fixture(params=["swapped at once", "renamed twice"])
-def way(request, monkeypatch):
+def publish_variant(request, monkeypatch):
     """How folders change places: as the file system can, and as on one that cannot exchange names."""
     if request.param == "renamed twice":
         monkeypatch.setattr(files, "_exchanged", lambda a, b: False)
@@ -244,26 +244,26 @@ def way(request, monkeypatch):
 
 
 @pytest.mark.parametrize("before", ["none", "empty", "old"])
-def test_publish_folder_replaces_listed_files(tmp_path, way, before):
+def test_publish_folder_replaces_listed_files(tmp_path, publish_variant, before):
     target = tmp_path / "out"
     if before != "none":
         target.mkdir()
     if before == "old":
-        filled(target, "old")
-    with temporary_folder(target, FILES) as made:
-        filled(made, "new")
-        publish_folder(made, target, lambda folder: FILES)
+        write_folder(target, "old")
+    with temporary_folder(target, FILES) as temporary:
+        write_folder(temporary, "new")
+        publish_folder(temporary, target, lambda folder: FILES)
     assert text_of(target) == "new"
     assert names(tmp_path) == ["out"]
 
 
 @pytest.mark.parametrize("at", ["before", "at the last moment"])
 @pytest.mark.parametrize("kind", ["file", "folder", "link", "file in place"])
-def test_publish_folder_keeps_files_that_appear(tmp_path, monkeypatch, way, at, kind):
+def test_publish_folder_keeps_files_that_appear(tmp_path, monkeypatch, publish_variant, at, kind):
     """A file may be put into the folder while the training runs, and up to the swap."""
     target = tmp_path / "out"
     target.mkdir()
-    filled(target, "old")
+    write_folder(target, "old")
     (tmp_path / "elsewhere").write_text("precious")
 
     def come():
@@ -285,22 +285,22 @@ def test_publish_folder_keeps_files_that_appear(tmp_path, monkeypatch, way, at, 
         real = files._swap
         swaps = iter([come])
         monkeypatch.setattr(files, "_swap", lambda a, b: (next(swaps, lambda: None)(), real(a, b)))
-    with temporary_folder(target, FILES) as made:
-        filled(made, "new")
+    with temporary_folder(target, FILES) as temporary:
+        write_folder(temporary, "new")
         with pytest.raises(FileError) as caught:
-            publish_folder(made, target, lambda folder: FILES)
-    (kept,) = (p for p in tmp_path.iterdir() if p.name.startswith("out-"))
-    assert text_of(kept) == "new"
+            publish_folder(temporary, target, lambda folder: FILES)
+    (aside_folder,) = (p for p in tmp_path.iterdir() if p.name.startswith("out-"))
+    assert text_of(aside_folder) == "new"
     name = "thesis" if kind in ("file", "folder") else "a"
     assert str(caught.value) == (
         f"Cannot replace {target}: fsla did not write {name}. The folder is as it was, and the new results are in "
-        f"{kept}."
+        f"{aside_folder}."
     )
     assert (target / "b").read_text() == "old"
     assert (target / name).is_symlink() if kind == "link" else (target / name).exists()
     assert kind != "folder" or (target / "thesis" / "a").read_text() == "precious"
     assert (tmp_path / "elsewhere").read_text() == "precious"
-    assert names(tmp_path) == sorted(["elsewhere", "out", kept.name])
+    assert names(tmp_path) == sorted(["elsewhere", "out", aside_folder.name])
 
 
 KILLED = """
@@ -336,15 +336,17 @@ with files.temporary_folder(target, names) as made:
 """
 
 
-def test_publish_folder_killed_anywhere_leaves_old_or_new(tmp_path, way):
+def test_publish_folder_killed_anywhere_leaves_old_or_new(tmp_path, publish_variant):
     """The process ends before each of its changes in turn; the next run removes what was left."""
     target = tmp_path / "out"
     target.mkdir()
-    filled(target, "old")
+    write_folder(target, "old")
     seen = []
     for moment in range(200):
-        done = subprocess.run([sys.executable, "-S", "-c", KILLED, files.__file__, target, way, str(moment)])
-        if way == "swapped at once":
+        done = subprocess.run(
+            [sys.executable, "-S", "-c", KILLED, files.__file__, target, publish_variant, str(moment)]
+        )
+        if publish_variant == "swapped at once":
             assert text_of(target) in ("old", "new")
         mend_folder(target, FILES)
         assert names(tmp_path) == ["out"], moment
@@ -352,7 +354,7 @@ def test_publish_folder_killed_anywhere_leaves_old_or_new(tmp_path, way):
         if done.returncode == 0:
             break
         assert done.returncode == 9
-        filled(target, "old")
+        write_folder(target, "old")
     assert len(seen) > 15
     assert set(seen[:-1]) == {"old", "new"}
     assert seen[-1] == "new"
@@ -361,16 +363,16 @@ def test_publish_folder_killed_anywhere_leaves_old_or_new(tmp_path, way):
 def test_mend_folder_keeps_files_of_others(tmp_path, dead):
     """A name with a dead process's number may hold a user's file, be another host's, or lead elsewhere."""
     (tmp_path / "elsewhere").mkdir()
-    filled(tmp_path / "elsewhere", "precious")
-    mine, other, host = temporary(dead, "out"), temporary(dead, "out2"), temporary(dead, "out", host="0123abcd")
-    for name in (mine, other, host):
+    write_folder(tmp_path / "elsewhere", "precious")
+    local, other, host = temporary(dead, "out"), temporary(dead, "out2"), temporary(dead, "out", host="0123abcd")
+    for name in (local, other, host):
         (tmp_path / name).mkdir()
         (tmp_path / name / "thesis").write_text("precious")
         (tmp_path / name / "a").write_text("half")
     link = temporary(9_999_999_999, "out")
     (tmp_path / link).symlink_to(tmp_path / "elsewhere")
     mend_folder(tmp_path / "out", FILES)
-    assert names(tmp_path) == sorted([mine, other, host, link, "elsewhere"])
-    assert names(tmp_path / mine) == ["thesis"]
+    assert names(tmp_path) == sorted([local, other, host, link, "elsewhere"])
+    assert names(tmp_path / local) == ["thesis"]
     assert names(tmp_path / other) == names(tmp_path / host) == ["a", "thesis"]
     assert text_of(tmp_path / "elsewhere") == "precious"

@@ -137,9 +137,9 @@ def test_finite_difference_counts_gradients_and_passes(name, wrapped):
     batches = StepBatches.draw(mode, lambda: dict(train), lambda: dict(valid))
     state = algorithm.step(difference, algorithm.init(difference, at, batches), batches)
     algorithm.step(counted, state, batches)
-    found = counted.calls
-    expected.inner_views, expected.outer_views = found.inner_views, found.outer_views
-    assert found == expected
+    calls = counted.calls
+    expected.inner_views, expected.outer_views = calls.inner_views, calls.outer_views
+    assert calls == expected
 
 
 @pytest.mark.parametrize(
@@ -148,8 +148,8 @@ def test_finite_difference_counts_gradients_and_passes(name, wrapped):
 def test_finite_difference_serves_every_estimator(method):
     problem, at, train, valid = ridge_logistic()
     exact = fsla.hypergradient(problem, at, train, valid, method)
-    found = fsla.hypergradient(FiniteDifferenceProblem(problem), at, train, valid, method)
-    assert gap(found.value, exact.value) < 1e-6
+    actual = fsla.hypergradient(FiniteDifferenceProblem(problem), at, train, valid, method)
+    assert gap(actual.value, exact.value) < 1e-6
 
 
 def test_check_step_detects_wrong_step():
@@ -298,9 +298,9 @@ def test_finite_difference_of_fused_attention_matches_math():
     with warnings.catch_warnings(record=True):
         warnings.simplefilter("always")
         G = problem.inner_at(at, Batch(None))
-    found, cross = G.products(v)
-    assert gap(found, h) < 1e-7
-    assert gap(cross, j) < 1e-7
+    actual, mixed = G.products(v)
+    assert gap(actual, h) < 1e-7
+    assert gap(mixed, j) < 1e-7
 
 
 def test_rel_step_not_positive_raises():

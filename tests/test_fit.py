@@ -79,7 +79,7 @@ RATES = {
 class Setup:
     """A run as a script sets it up: with all that has a state."""
 
-    def __init__(self, algorithm=fsla.FSLA, *, own=True, width=6, workers=0, **options):
+    def __init__(self, algorithm=fsla.FSLA, *, user_optimizers=True, width=6, workers=0, **options):
         torch.manual_seed(0)
         random.seed(0)
         numpy.random.seed(0)
@@ -88,13 +88,13 @@ class Setup:
         self.weights = CountingWeights()
         losses = {"inner_loss": inner_loss, "outer_loss": outer_loss}
         self.opt = algorithm(
-            self.model, {"w": self.weights}, **self.of_mapping(losses), **(RATES if own else {}), **options
+            self.model, {"w": self.weights}, **self.of_mapping(losses), **(RATES if user_optimizers else {}), **options
         )
         self.train = DataLoader(Augmented(40, 1), batch_size=8, shuffle=True, num_workers=workers)
         generator = torch.Generator().manual_seed(5)
         self.trusted = DataLoader(TensorDataset(*data(28, 2)), batch_size=8, shuffle=True, generator=generator)
         self.schedulers = []
-        if own:
+        if user_optimizers:
             self.schedulers = [
                 lr_scheduler.CosineAnnealingLR(self.opt.inner_optimizer, STEPS),
                 lr_scheduler.MultiStepLR(self.opt.outer_optimizer, [4, 11, 11], 0.5),
@@ -112,9 +112,15 @@ class Setup:
         return {"loss": loss, "error": (model(x).argmax(1) != y).double().mean()}
 
     def fit(self, folder=None, **more):
-        given = {"max_steps": STEPS, "eval_fn": self.evaluate, "eval_every": 4, "save_every": 3, "progress_bar": False}
-        given |= {"lr_schedulers": self.schedulers, "output_dir": folder}
-        history = fsla.fit(self.opt, self.train, self.trusted, **(given | more))
+        arguments = {
+            "max_steps": STEPS,
+            "eval_fn": self.evaluate,
+            "eval_every": 4,
+            "save_every": 3,
+            "progress_bar": False,
+        }
+        arguments |= {"lr_schedulers": self.schedulers, "output_dir": folder}
+        history = fsla.fit(self.opt, self.train, self.trusted, **(arguments | more))
         self.end = self.left()
         return history
 
@@ -198,9 +204,9 @@ def test_fit_resumes_exactly_after_exception(tmp_path, kind):
 
 
 def test_fit_saving_and_evaluating_change_nothing(tmp_path):
-    plain = Setup(own=False)
+    plain = Setup(user_optimizers=False)
     plain.fit(eval_fn=None)
-    other = Setup(own=False)
+    other = Setup(user_optimizers=False)
     other.model[1].eval()
     other.model[1].train()
     other.fit(tmp_path, eval_every=1, save_every=1)
@@ -225,18 +231,18 @@ def test_fit_evaluation_keeps_module_modes():
 
 
 def test_fit_resumes_with_more_steps(tmp_path):
-    whole = Setup(own=False)
+    whole = Setup(user_optimizers=False)
     whole.fit(tmp_path / "whole", eval_every=5)
-    Setup(own=False).fit(tmp_path / "parts", max_steps=10, eval_every=5)
-    later = Setup(own=False)
+    Setup(user_optimizers=False).fit(tmp_path / "parts", max_steps=10, eval_every=5)
+    later = Setup(user_optimizers=False)
     assert later.fit(tmp_path / "parts", eval_every=5).resumed_from == 10
     assert later.end == whole.end
-    done = Setup(own=False)
+    done = Setup(user_optimizers=False)
     history = done.fit(tmp_path / "parts", eval_every=5)
     assert (history.num_steps, history.resumed_from, len(history.records)) == (STEPS, STEPS, 6)
     assert digest(done.model.state_dict()) == digest(whole.model.state_dict())
     with pytest.raises(CheckpointError, match=r"beyond the 20 steps .* at step 30\. Ask for more steps"):
-        Setup(own=False).fit(tmp_path / "parts", max_steps=20)
+        Setup(user_optimizers=False).fit(tmp_path / "parts", max_steps=20)
 
 
 def test_fit_rollback_after_resume_is_unchanged(tmp_path):
@@ -312,11 +318,11 @@ def test_fit_reshuffles_and_sets_epoch():
 
 
 @pytest.mark.parametrize("replacement", [False, True])
-@pytest.mark.parametrize("own", [False, True])
+@pytest.mark.parametrize("own_generator", [False, True])
 @pytest.mark.parametrize("drawn", [1, 4, 5, 6, 17])
-def test_loader_position_is_restored(replacement, own, drawn):
+def test_loader_position_is_restored(replacement, own_generator, drawn):
     def make():
-        generator = torch.Generator().manual_seed(1) if own else None
+        generator = torch.Generator().manual_seed(1) if own_generator else None
         sampler = torch.utils.data.RandomSampler(range(40), replacement=replacement, generator=generator)
         return Feed(DataLoader(range(40), batch_size=8, sampler=sampler), "inner_loader")
 
@@ -379,12 +385,14 @@ def test_fit_with_iterator_or_empty_loader_raises():
 
 def test_fit_patience_stops_and_resume_stays_stopped(tmp_path):
     losses = iter([3.0, 3.5, 2.0, 2.5, float("nan"), 2.0, 1.0])
-    history = Setup(own=False).fit(tmp_path, eval_fn=lambda model: next(losses), eval_every=2, patience=3)
+    history = Setup(user_optimizers=False).fit(tmp_path, eval_fn=lambda model: next(losses), eval_every=2, patience=3)
     assert (history.stop_reason, history.num_steps, history.best_metric, history.best_step) == ("patience", 12, 2.0, 6)
     assert [r["metric"] for r in history.records] == [3.0, 3.5, 2.0, 2.5, None, 2.0]
-    again = Setup(own=False).fit(tmp_path, eval_fn=lambda model: next(losses), eval_every=2, patience=3)
+    again = Setup(user_optimizers=False).fit(tmp_path, eval_fn=lambda model: next(losses), eval_every=2, patience=3)
     assert (again.stop_reason, again.num_steps) == ("patience", 12)
-    more = Setup(own=False).fit(tmp_path, eval_fn=lambda model: next(losses), max_steps=14, eval_every=2, patience=9)
+    more = Setup(user_optimizers=False).fit(
+        tmp_path, eval_fn=lambda model: next(losses), max_steps=14, eval_every=2, patience=9
+    )
     assert (more.stop_reason, more.num_steps, more.best_step) == ("steps", 14, 14)
 
 
@@ -398,10 +406,18 @@ def test_fit_callbacks_see_records_and_stop():
 
 
 def test_fit_record_matches_step(tmp_path):
-    Setup(own=False).fit(tmp_path, max_steps=4)
+    Setup(user_optimizers=False).fit(tmp_path, max_steps=4)
     (record,) = records(tmp_path)
-    own = ["step", "inner_loss", "outer_loss", "hypergradient_norm", "adjoint_norm", "hessian_norm", "outer_step_scale"]
-    assert list(record) == [*own, "loss", "error"]
+    expected_keys = [
+        "step",
+        "inner_loss",
+        "outer_loss",
+        "hypergradient_norm",
+        "adjoint_norm",
+        "hessian_norm",
+        "outer_step_scale",
+    ]
+    assert list(record) == [*expected_keys, "loss", "error"]
     assert all(isinstance(value, int | float) for value in record.values())
     assert record["hessian_norm"] > 0
 
@@ -432,7 +448,7 @@ def test_fit_with_scheduler_of_other_optimizer_raises():
     foreign = lr_scheduler.StepLR(torch.optim.SGD(run.model.parameters(), lr=0.1), 3)
     with pytest.raises(ValueError, match=r"must be of an optimiser that was given to FSLA.*Got a StepLR of another"):
         run.fit(lr_schedulers=foreign)
-    measured = Setup(own=False, outer_optimizer=RATES["outer_optimizer"])
+    measured = Setup(user_optimizers=False, outer_optimizer=RATES["outer_optimizer"])
     assert measured.opt.inner_optimizer is None
     with pytest.raises(
         ValueError, match=r"Got a StepLR of another one\. Variables without an optimiser of yours move by"
@@ -696,34 +712,38 @@ class Terminal(io.StringIO):
 def test_fit_progress_bar_needs_terminal(monkeypatch):
     monkeypatch.setattr(journal, "REFRESH_S", 0.0)
     monkeypatch.setenv("COLUMNS", "160")
-    for stream, wanted, shown in ((Terminal(), True, True), (Terminal(), False, False), (io.StringIO(), True, False)):
+    for stream, requested, shown in (
+        (Terminal(), True, True),
+        (Terminal(), False, False),
+        (io.StringIO(), True, False),
+    ):
         monkeypatch.setattr(sys, "stderr", stream)
-        Setup(own=False).fit(max_steps=6, progress_bar=wanted)
+        Setup(user_optimizers=False).fit(max_steps=6, progress_bar=requested)
         text = stream.getvalue()
         assert all((part in text) == shown for part in ("6/6", "inner", "outer", "|d|", "L "))
 
 
 def test_fit_tensorboard_gets_records(tmp_path, monkeypatch):
-    told = []
+    calls = []
 
     class SummaryWriter:
         def __init__(self, folder, purge_step):
-            told.append(("open", folder, purge_step))
+            calls.append(("open", folder, purge_step))
 
         def add_scalar(self, name, value, step):
-            told.append((name, value, step))
+            calls.append((name, value, step))
 
         def close(self):
-            told.append("close")
+            calls.append("close")
 
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", types.SimpleNamespace(SummaryWriter=SummaryWriter))
     history = Setup().fit(tmp_path, max_steps=6, tensorboard=True)
-    assert told[0] == ("open", str(tmp_path / "tensorboard"), 1)
-    assert told[-1] == "close"
-    assert ("loss", history.records[1]["loss"], 6) in told
-    assert {entry[0] for entry in told[1:-1]} == set(history.records[0]) - {"step", "hessian_norm", "outer_step_scale"}
+    assert calls[0] == ("open", str(tmp_path / "tensorboard"), 1)
+    assert calls[-1] == "close"
+    assert ("loss", history.records[1]["loss"], 6) in calls
+    assert {entry[0] for entry in calls[1:-1]} == set(history.records[0]) - {"step", "hessian_norm", "outer_step_scale"}
     Setup().fit(tmp_path, max_steps=8, tensorboard=True)
-    assert ("open", str(tmp_path / "tensorboard"), 7) in told
+    assert ("open", str(tmp_path / "tensorboard"), 7) in calls
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
     with pytest.raises(ImportError, match=r"pip install 'fsla\[tensorboard\]'"):
         Setup().fit(tmp_path / "other", tensorboard=True)
@@ -753,12 +773,12 @@ def die_at(where, count):
     """Kills this process at the count-th time that it is somewhere."""
     left = itertools.count(1)
 
-    def reached(*args, **more):
+    def replacement(*args, **more):
         if next(left) == count:
             die()
 
     if where == "callback":
-        return {"callbacks": [reached]}
+        return {"callbacks": [replacement]}
     owner, name = {
         "step": (fsla.FSLA, "advance"),
         "moves": (Tracked, "advance"),
@@ -769,7 +789,7 @@ def die_at(where, count):
     real = getattr(owner, name)
 
     def spied(*args, **more):
-        reached()
+        replacement()
         return real(*args, **more)
 
     setattr(owner, name, spied)
@@ -917,11 +937,11 @@ def test_fit_callback_random_draws_change_nothing():
 
 
 def test_fit_in_thread_installs_no_handlers(tmp_path):
-    found = []
-    thread = threading.Thread(target=lambda: found.append(Setup().fit(tmp_path).num_steps))
+    handlers = []
+    thread = threading.Thread(target=lambda: handlers.append(Setup().fit(tmp_path).num_steps))
     thread.start()
     thread.join()
-    assert found == [STEPS]
+    assert handlers == [STEPS]
 
 
 def test_fit_interrupted_write_loses_nothing(tmp_path):
@@ -943,8 +963,8 @@ for limit, step in ((whole - 10, 100), (20_000, 15)):
         print(error)
     print([r["step"] for r in records(folder)], checkpoints(folder))
 """
-    found, out, err = ended(start(code, tmp_path))
-    assert found == 0, err
+    code_of_exit, out, err = ended(start(code, tmp_path))
+    assert code_of_exit == 0, err
     lines = out.splitlines()
     assert "The record of step 16 must be written" in lines[0]
     assert "was not: File too large." in lines[0]

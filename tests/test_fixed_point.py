@@ -45,8 +45,8 @@ def test_fixed_point_iteration_gives_implicit_derivative():
     x = LAM["x"].clone().requires_grad_()
     (want,) = torch.autograd.grad(f(x), x)
     at = Point(LAM, solved(LAM))
-    found = fsla.hypergradient(problem, at, None, None, "neumann", num_steps=200, step_size=1.0)
-    assert torch.allclose(found.value["x"], want, rtol=1e-10)
+    actual = fsla.hypergradient(problem, at, None, None, "neumann", num_steps=200, step_size=1.0)
+    assert torch.allclose(actual.value["x"], want, rtol=1e-10)
 
 
 @pytest.mark.parametrize(
@@ -82,11 +82,11 @@ def test_fixed_point_of_gradient_step_equals_gradient_method():
 
     mapped = FixedPointProblem(phi, problem.outer_loss)
     batches = StepBatches.shared(train, valid)
-    ours = algorithms.aid_fp(fsla.steps.constant(0.05, rate, 0.0), inner_steps=3, num_terms=4, adjoint_lr=rate)
-    theirs = algorithms.aid_fp(fsla.steps.constant(0.05, 1.0, 0.0), inner_steps=3, num_terms=4, adjoint_lr=1.0)
-    a, b = ours.init(problem, at, batches), theirs.init(mapped, at, batches)
+    of_map = algorithms.aid_fp(fsla.steps.constant(0.05, rate, 0.0), inner_steps=3, num_terms=4, adjoint_lr=rate)
+    of_gradient = algorithms.aid_fp(fsla.steps.constant(0.05, 1.0, 0.0), inner_steps=3, num_terms=4, adjoint_lr=1.0)
+    a, b = of_map.init(problem, at, batches), of_gradient.init(mapped, at, batches)
     for _ in range(3):
-        a, b = ours.step(problem, a, batches), theirs.step(mapped, b, batches)
+        a, b = of_map.step(problem, a, batches), of_gradient.step(mapped, b, batches)
     assert float(tree.norm(tree.sub(a.lam.value, b.lam.value))) < 1e-13
     assert float(tree.norm(tree.sub(a.omega.value, b.omega.value))) < 1e-13
 

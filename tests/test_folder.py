@@ -101,11 +101,11 @@ def test_folder_with_other_data_raises_and_adds_new_data(tmp_path):
     Folder(tmp_path, "cleaning", Spec(), {"mnist": "aa"})
     Folder(tmp_path, "cleaning", Spec(), {"qmnist": "bb"})
     Folder(tmp_path, "cleaning", Spec(), {"mnist": "aa", "digits": "cc"})
-    held = json.loads((tmp_path / "spec.json").read_text())
-    assert held["data"] == {"mnist": "aa", "qmnist": "bb", "digits": "cc"}
+    stored = json.loads((tmp_path / "spec.json").read_text())
+    assert stored["data"] == {"mnist": "aa", "qmnist": "bb", "digits": "cc"}
     with pytest.raises(RunError, match=r"the data that its runs used.*other images or labels of qmnist than were read"):
         Folder(tmp_path, "cleaning", Spec(), {"mnist": "aa", "qmnist": "xx"})
-    assert json.loads((tmp_path / "spec.json").read_text()) == held
+    assert json.loads((tmp_path / "spec.json").read_text()) == stored
 
 
 def test_folder_without_data_fingerprint_raises(tmp_path):
@@ -122,16 +122,16 @@ def test_folder_identifies_data_by_content(tmp_path, monkeypatch):
         changed = arrays[1].copy()
         changed[0] = label
         write(tmp_path / place / "mnist" / sets.SOURCES["mnist"].train_labels.name, changed)
-    asked = CleaningSpec("paper")
-    plan = prepare(tmp_path / "out", asked, ("overview",), 1, data_dir=tmp_path / "a")
+    spec = CleaningSpec("paper")
+    plan = prepare(tmp_path / "out", spec, ("overview",), 1, data_dir=tmp_path / "a")
     assert not (tmp_path / "out").exists()
-    Folder(plan.out, "cleaning", asked, plan.fingerprints)
-    assert prepare(plan.out, asked, ("overview",), 2, data_dir=tmp_path / "same").fingerprints == plan.fingerprints
+    Folder(plan.out, "cleaning", spec, plan.fingerprints)
+    assert prepare(plan.out, spec, ("overview",), 2, data_dir=tmp_path / "same").fingerprints == plan.fingerprints
     with pytest.raises(RunError, match="other images or labels of mnist"):
-        prepare(plan.out, asked, ("overview",), 1, data_dir=tmp_path / "other")
+        prepare(plan.out, spec, ("overview",), 1, data_dir=tmp_path / "other")
     monkeypatch.setenv("FSLA_DATA", str(tmp_path / "other"))
     with pytest.raises(RunError, match="other images or labels of mnist"):
-        prepare(plan.out, asked, ("overview",), 1)
+        prepare(plan.out, spec, ("overview",), 1)
 
 
 def test_folder_too_little_data_writes_nothing(tmp_path, monkeypatch):

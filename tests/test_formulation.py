@@ -112,8 +112,8 @@ def test_bp_equals_backward_mode_with_shifted_steps(unroll_length):
     there = Point(at.lam, {name: t.detach() for name, t in omega.items()}, tuple(trajectory))
     sizes, plain = constant(0.0, 0.0, 0.0), GradientDescent()
     step = StepContext(problem, StepBatches.shared(train, valid), sizes.rates(0), Updates(plain, plain, plain), sizes)
-    found = ReverseUnroll(unroll_length).gradient(step, Position(there, {}))
-    assert close(found, expected)
+    actual = ReverseUnroll(unroll_length).gradient(step, Position(there, {}))
+    assert close(actual, expected)
 
 
 def test_forward_mode_without_p_is_wrong(lemma):

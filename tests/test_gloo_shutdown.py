@@ -19,11 +19,11 @@ def test_exit_waits_for_gloo_threads(monkeypatch):
         {"1": Task("S", "7"), "2": Task("S", "9")},
         {"1": Task("R", "8"), "2": Task("S", "9")},
     ]
-    looks = iter(seen)
-    monkeypatch.setattr(leaving, "workers", lambda: next(looks))
+    polls = iter(seen)
+    monkeypatch.setattr(leaving, "workers", lambda: next(polls))
     monkeypatch.setattr(leaving, "LOOK_EVERY_S", 0.0)
     wait_for_gloo_threads()
-    assert list(looks) == seen[4:]
+    assert list(polls) == seen[4:]
 
 
 def test_exit_without_gloo_does_not_wait(monkeypatch):
@@ -45,11 +45,11 @@ def test_gloo_threads_are_identified_by_name():
     name = leaving.TASKS / str(thread.native_id) / "comm"
     name.write_text(leaving.WORKER)
     try:
-        found = workers()
+        threads = workers()
     finally:
         end.set()
         thread.join()
-    ((number, task),) = found.items()
+    ((number, task),) = threads.items()
     assert number == str(thread.native_id)
     assert task.state in ("R", "S")
     assert task.sleeps.isdigit()

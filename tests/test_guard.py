@@ -297,7 +297,7 @@ def test_rollback_keeps_stored_state():
     opt.step((BATCH[0] * math.nan, BATCH[1]), BATCH)
     with pytest.warns(fsla.RollbackWarning):
         take(opt, 3)
-    kept = {path: t.clone() for path, t in opt._good["state"]["tensors"].items()}
-    assert any(path.startswith("optimizers/inner_optimizer") for path in kept)
+    before = {path: t.clone() for path, t in opt._good["state"]["tensors"].items()}
+    assert any(path.startswith("optimizers/inner_optimizer") for path in before)
     take(opt, 3)
-    assert all(torch.equal(t, kept[path]) for path, t in opt._good["state"]["tensors"].items())
+    assert all(torch.equal(t, before[path]) for path, t in opt._good["state"]["tensors"].items())

@@ -28,8 +28,8 @@ def case(request):
     return PROBLEMS[request.param]()
 
 
-def error(found, exact):
-    return float(tree.norm(tree.sub(found.value, exact.value)) / tree.norm(exact.value))
+def error(actual, exact):
+    return float(tree.norm(tree.sub(actual.value, exact.value)) / tree.norm(exact.value))
 
 
 def test_hypergradient_exact_matches_closed_form():
@@ -77,9 +77,9 @@ def test_hypergradient_linear_methods_converge_at_theoretical_rate(case, method)
     """Error ratio over 10 steps at most (1-βμ)^10, near ω_λ; FSLA's double pole (τ = β) allows a factor linear in K."""
     problem, at, train, valid = case
     exact = fsla.hypergradient(problem, at, train, valid, "exact")
-    here = Point(at.lam, exact.omega)
-    mu, L = spectrum(problem, here, train)
-    beta, start = 1 / L, here if method == "neumann" else Point(at.lam, tree.axpy(1e-3, at.omega, exact.omega))
+    point = Point(at.lam, exact.omega)
+    mu, L = spectrum(problem, point, train)
+    beta, start = 1 / L, point if method == "neumann" else Point(at.lam, tree.axpy(1e-3, at.omega, exact.omega))
     errors = {
         K: error(fsla.hypergradient(problem, start, train, valid, method, num_steps=K, step_size=beta), exact)
         for K in (20, 30, 40, 400)
@@ -93,13 +93,13 @@ def test_hypergradient_linear_methods_converge_at_theoretical_rate(case, method)
 def test_hypergradient_cg_converges_at_theoretical_rate(case):
     problem, at, train, valid = case
     exact = fsla.hypergradient(problem, at, train, valid, "exact")
-    here = Point(at.lam, exact.omega)
-    mu, L = spectrum(problem, here, train)
+    point = Point(at.lam, exact.omega)
+    mu, L = spectrum(problem, point, train)
     rate = ((L / mu) ** 0.5 - 1) / ((L / mu) ** 0.5 + 1)
     v_star = tree.flatten(exact.adjoint)
-    H = hessian_matrix(problem.inner_at(here, Batch(train)).hvp, here.omega)
+    H = hessian_matrix(problem.inner_at(point, Batch(train)).hvp, point.omega)
     for K in range(1, 8):
-        h = fsla.hypergradient(problem, here, train, valid, "cg", num_steps=K)
+        h = fsla.hypergradient(problem, point, train, valid, "cg", num_steps=K)
         gap = tree.flatten(h.adjoint) - v_star
         assert float(gap @ H @ gap) ** 0.5 <= 2 * rate**K * float(v_star @ H @ v_star) ** 0.5 + 1e-12
     assert h.converged
@@ -272,11 +272,11 @@ def test_check_hypergradient_covers_methods_and_prints_table(case):
 def test_check_hypergradient_detects_wrong_gradient():
     """An outer loss with a detached path has a wrong ∂_λ F; the central difference shows it."""
     problem, at, train, valid = ridge_logistic()
-    lying = fsla.Problem(
+    wrong = fsla.Problem(
         problem.inner_loss,
         lambda lam, omega, b: problem.outer_loss({"log_ridge": lam["log_ridge"].detach()}, omega, b),
     )
-    assert fsla.check_hypergradient(lying, at, train, valid, num_steps=(5,)).exact_vs_finite_difference > 1e-3
+    assert fsla.check_hypergradient(wrong, at, train, valid, num_steps=(5,)).exact_vs_finite_difference > 1e-3
 
 
 def ridge_setup():
@@ -354,7 +354,7 @@ def test_hypergradient_ill_conditioned_float32_is_reported():
         lambda lam, o, b: (o["w"] * torch.linspace(1, 2, 60)).sum(),
     )
     at = Point({"a": torch.zeros(60)}, {"w": torch.zeros(60)})
-    with warnings.catch_warnings(record=True) as said:
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         h = fsla.hypergradient(problem, at, None, None, "cg", num_steps=2000)
-    assert h.converged or "too ill-conditioned for this dtype" in str(said[0].message)
+    assert h.converged or "too ill-conditioned for this dtype" in str(caught[0].message)

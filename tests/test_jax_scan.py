@@ -56,35 +56,35 @@ def both(name, dtype, momentum, samples, steps=4):
     """The state after some steps by the solver and by JAX, each as (λ, ω, v, d)."""
     problem, at, consts, inner, outer = setting(name, dtype)
     first, second, third, out = *inner, outer[0]
-    hvp, cross = {"grouped": (first, second), "independent": (third, second), "shared": (first, first)}[samples]
-    batches = StepBatches.of(*((x,) for x in (first, out, hvp, out, cross)))
+    hvp, mixed = {"grouped": (first, second), "independent": (third, second), "shared": (first, first)}[samples]
+    batches = StepBatches.of(*((x,) for x in (first, out, hvp, out, mixed)))
     algorithm, rates = algorithms.fsla(RATES[name], momentum=momentum), RATES[name].rates(0)
     state = algorithm.init(problem, at, batches)
 
     arrays = {id(t): None if t is None else t.int().numpy() for t in (first, second, third, out)}
-    indices = [arrays[id(t)] for t in (first, out, hvp, cross)]
+    indices = [arrays[id(t)] for t in (first, out, hvp, mixed)]
     (lam,) = at.lam.values()
     omega = to_jax(name, at.omega)
-    own = State(lam.numpy(), omega, tuple(map(np.zeros_like, omega)), np.zeros_like(lam.numpy()))
-    together = samples != "independent"
+    numpy_state = State(lam.numpy(), omega, tuple(map(np.zeros_like, omega)), np.zeros_like(lam.numpy()))
+    same_batch = samples != "independent"
 
     @jax.jit
-    def advance(consts, own, indices):
+    def advance(consts, numpy_state, indices):
         b1, b2, b3, b4 = indices
-        return jax_scan.step(name, consts, own, Batches(b1, b2, b1 if together else b3, b4), rates, momentum)
+        return jax_scan.step(name, consts, numpy_state, Batches(b1, b2, b1 if same_batch else b3, b4), rates, momentum)
 
     for _ in range(steps):
         state = algorithm.step(CountedProblem(problem), state, batches)
-        own = advance(consts, own, indices)
+        numpy_state = advance(consts, numpy_state, indices)
     (lam,), (d,) = state.lam.value.values(), state.direction.values()
     expected = State(lam.numpy(), to_jax(name, state.omega.value), to_jax(name, state.v), d.numpy())
-    return expected, own
+    return expected, numpy_state
 
 
-def gap(expected, own):
+def gap(expected, actual):
     """The largest difference, for each part in units of its own largest number."""
     worst = 0.0
-    for a, b in zip(expected, own, strict=True):
+    for a, b in zip(expected, actual, strict=True):
         a, b = (np.concatenate([np.ravel(t) for t in (x if isinstance(x, tuple) else (x,))]) for x in (a, b))
         assert a.dtype == b.dtype
         assert np.abs(a).max() > 0

@@ -58,15 +58,15 @@ def name_of(path):
 @pytest.mark.parametrize("path", FILES, ids=name_of)
 def test_imports_follow_layer_order(path):
     """An import in the other direction would tie two rooms together."""
-    own = layer_of(path)
-    assert own in RANK, f"{own} has no layer: add it to LAYERS"
+    layer = layer_of(path)
+    assert layer in RANK, f"{layer} has no layer: add it to LAYERS"
     for name in imports(path.read_text(encoding="utf-8")):
         package = name.split(".")[0]
         if package not in ("fsla", "fsla_reproduction", "fsla_benchmarks"):
             continue
         target = name.split(".")[1] if name.startswith("fsla.") else package
-        same = target == own and path.name != f"{own}.py"
-        assert same or RANK[target] < RANK[own], f"{own} imports {target}, which does not stand above it"
+        same = target == layer and path.name != f"{layer}.py"
+        assert same or RANK[target] < RANK[layer], f"{layer} imports {target}, which does not stand above it"
 
 
 @pytest.mark.parametrize("path", [f for f in FILES if RANK[layer_of(f)] <= CORE], ids=name_of)

@@ -37,11 +37,11 @@ def test_decay_equals_loop(steps, block):
     for k in range(len(steps) + 1):
         D, A = decay.decay_from(torch.arange(k + 1))
         for t in range(k + 1):
-            kept, moved = 1.0, 0.0
+            factor, moved = 1.0, 0.0
             for alpha, keep in steps[t:k]:
-                moved += alpha * kept
-                kept *= keep
-            assert abs(float(D[t]) - kept) <= 1e-13 * kept + 1e-280
+                moved += alpha * factor
+                factor *= keep
+            assert abs(float(D[t]) - factor) <= 1e-13 * factor + 1e-280
             assert abs(float(A[t]) - moved) <= 1e-13 * moved + 1e-280
         if k < len(steps):
             decay.append(*steps[k])
@@ -147,8 +147,8 @@ def test_lazy_rows_start_outside_box_is_projected():
 
 def test_lazy_rows_float32_use_twelve_bytes_per_weight():
     table = RowTable.init_rows({"w": torch.zeros(1).expand(1000)}, None)
-    held = [*table.lam.values(), *table.d.values(), table.last]
-    assert sum(t.untyped_storage().nbytes() for t in held) == 12_000
+    tensors = [*table.lam.values(), *table.d.values(), table.last]
+    assert sum(t.untyped_storage().nbytes() for t in tensors) == 12_000
 
 
 def test_lazy_rows_accept_wrapped_problem_and_int32(tmp_path):
@@ -292,12 +292,12 @@ def test_index_ranges_cover_all_samples():
     whole = ShardedSampler.global_batches(101, 4, 9, seed=5)
     counts = torch.zeros(4)
     for _ in range(4):
-        shares = [sampler() for sampler in samplers]
-        assert torch.equal(torch.cat([share.batch for share in shares]), whole())
-        assert {share.total for share in shares} == {9}
-        for part, share in zip(parts, shares, strict=True):
-            assert all(part.start <= i < part.stop for i in share.batch.tolist())
-        counts += torch.tensor([len(share.batch) for share in shares])
+        batches = [sampler() for sampler in samplers]
+        assert torch.equal(torch.cat([batch.batch for batch in batches]), whole())
+        assert {batch.total for batch in batches} == {9}
+        for part, batch in zip(parts, batches, strict=True):
+            assert all(part.start <= i < part.stop for i in batch.batch.tolist())
+        counts += torch.tensor([len(batch.batch) for batch in batches])
     assert counts.tolist() == [9, 9, 9, 9]  # in turn each rank draws one more
     saved = samplers[1].state_dict()
     expected = samplers[1]().batch
@@ -316,14 +316,14 @@ def test_sharded_sampler_collates_any_batch():
 
 
 @pytest.fixture
-def alone(tmp_path):
+def group_of_one(tmp_path):
     """A process group of one."""
     dist.init_process_group("gloo", init_method=f"file://{tmp_path / 'meet'}", rank=0, world_size=1)
     yield
     dist.destroy_process_group()
 
 
-def test_batch_shard_is_part_of_mean(alone):
+def test_batch_shard_is_part_of_mean(group_of_one):
     problem, at = weighted()
     reduced, _ = weighted(DataParallelReducer())
     v = {name: normal(*t.shape, seed=4) for name, t in at.omega.items()}
@@ -331,8 +331,8 @@ def test_batch_shard_is_part_of_mean(alone):
     part, whole = reduced.inner_at(at, Batch(BatchShard(batch, 12))), problem.inner_at(at, Batch(batch))
     h, j = part.products(v)
     expected_h, expected_j = whole.products(v)
-    for found, expected in ((part.grad_omega, whole.grad_omega), (h, expected_h), (dense(j), dense(expected_j))):
-        assert gap(found, {name: t / 4 for name, t in expected.items()}) < 1e-14
+    for actual, expected in ((part.grad_omega, whole.grad_omega), (h, expected_h), (dense(j), dense(expected_j))):
+        assert gap(actual, {name: t / 4 for name, t in expected.items()}) < 1e-14
     sent = get_group().messages
     assert j["w"].index.tolist() == [5, 7, 5]
     part.mixed_hvp(v)
@@ -346,37 +346,37 @@ def test_batch_shard_is_part_of_mean(alone):
             reduced.inner_at(at, Batch(BatchShard(batch, total)))
 
 
-def test_row_index_passes_through_wrappers(alone):
+def test_row_index_passes_through_wrappers(group_of_one):
     problem, at = weighted()
     v = {name: normal(*t.shape, seed=4) for name, t in at.omega.items()}
     batch = Batch(torch.tensor([5, 7, 5]))
     reduced = fsla.DampedProblem(weighted(DataParallelReducer())[0], 0.1)
     reduced.inner_at(at, batch)  # settles how products are computed
     before = get_group().messages
-    ours, theirs = reduced.inner_at(at, batch), fsla.DampedProblem(problem, 0.1).inner_at(at, batch)
-    for found, expected in zip(ours.products(v), theirs.products(v), strict=True):
-        assert gap(dense(found), dense(expected)) < 1e-14
+    actual_view, expected_view = reduced.inner_at(at, batch), fsla.DampedProblem(problem, 0.1).inner_at(at, batch)
+    for actual_product, expected in zip(actual_view.products(v), expected_view.products(v), strict=True):
+        assert gap(dense(actual_product), dense(expected)) < 1e-14
     assert get_group().messages == before + 1
     view = reduced.outer_at(at, batch)
     assert gap(view.grad_omega, problem.outer_at(at, batch).grad_omega) < 1e-14
     assert len(view.grad_lam["w"].index) == 0
 
 
-def test_lazy_rows_absent_from_batch_stay_on_rank(alone):
+def test_lazy_rows_absent_from_batch_stay_on_rank(group_of_one):
     """A rank that draws no sample in a step takes part in it all the same."""
     algorithm = CASES["storm"]
     problem, at = weighted(DataParallelReducer())
     first, second, third = samples(algorithm, 3)
 
-    def shares(batches, count):
+    def shards(batches, count):
         slots = ("inner_grad", "hvp", "mixed_hvp")
-        own = {slot: (Batch(BatchShard(getattr(batches, slot)[0].data[:count], 8)),) for slot in slots}
-        return batches._replace(**own)
+        slots_of_rank = {slot: (Batch(BatchShard(getattr(batches, slot)[0].data[:count], 8)),) for slot in slots}
+        return batches._replace(**slots_of_rank)
 
-    run = LazyRowOptimizer(algorithm, problem, at, shares(first, 8))
-    run.step(shares(second, 0))
+    run = LazyRowOptimizer(algorithm, problem, at, shards(first, 8))
+    run.step(shards(second, 0))
     assert len(run.state.lam.value["w"]) == 0
-    run.step(shares(third, 8))
+    run.step(shards(third, 8))
     assert run.step_count == 2
 
 
@@ -391,9 +391,9 @@ def ran(request, tmp_path_factory):
 def test_lazy_rows_on_ranks_equal_one_process(ran):
     """With batches of 9, which do not divide evenly, against a sweep on the batches of all ranks."""
     _, folder = ran
-    found = json.loads((folder / "gaps").read_text())
-    assert set(found) == set(lazy_rows_program.ALGORITHMS)
-    for name, row in found.items():
+    gaps = json.loads((folder / "gaps").read_text())
+    assert set(gaps) == set(lazy_rows_program.ALGORITHMS)
+    for name, row in gaps.items():
         assert all(gap < 1e-9 for gap in row["gaps"]), (name, row)
         assert row["messages"] == 2  # ∂_ω G with H v, and ∂_ω F; nothing for the rows of J v
 
@@ -407,16 +407,16 @@ def test_load_shards_reshards_exactly(ran):
     place = folder / "storm"
     algorithm = lazy_rows_program.ALGORITHMS["storm"]
     problem, at = weighted()
-    alone = IndexRange(SAMPLES)
+    full_range = IndexRange(SAMPLES)
     parts = IndexRange(SAMPLES, 0, world_size).full()
     with pytest.raises(
         CheckpointError, match=rf"must be of 1 rank, as this one is. It is of {world_size} ranks.*reshard"
     ):
-        load_shards(place, alone)
+        load_shards(place, full_range)
     saved = [load_shards(place, part) for part in parts]
     reshard(place, 1)
     assert files(place) == ["manifest.fsla", "rank-0-of-1/step-200.safetensors"]
-    one = load_shards(place, alone)
+    one = load_shards(place, full_range)
     assert one.extra is None
     drawn = samples(algorithm, 20)
     run = LazyRowOptimizer(algorithm, problem, at, drawn[0])

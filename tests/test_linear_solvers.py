@@ -125,8 +125,8 @@ def test_largest_eigenvalue_is_approached_from_below():
     for seed in range(5):
         H, matvec, b, _ = system(n=40, kappa=300.0, seed=seed)
         top = float(torch.linalg.eigvalsh(H)[-1])
-        found = linsolve.largest_eigenvalue(matvec, b)
-        assert 0.98 * top <= found <= top * (1 + 1e-12)
+        actual = linsolve.largest_eigenvalue(matvec, b)
+        assert 0.98 * top <= actual <= top * (1 + 1e-12)
     assert linsolve.largest_eigenvalue(lambda v: tree.scale(3.0, v), {"x": torch.ones(5)}) == pytest.approx(
         3.0, rel=1e-6
     )

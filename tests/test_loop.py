@@ -44,10 +44,10 @@ def make_run(*, rates=RATES, name="fsla", kill_at=None, seed=0, algorithm=None) 
         return StepBatches.draw("independent", lambda: rows(train_batch), lambda: rows(valid_batch))
 
     more = {"bp": {"inner_steps": 2}, "cg": {"inner_steps": 2, "hvp_steps": 3}}.get(name, {})
-    own = algorithm or fsla.algorithms.get_algorithm(name)(rates, **more)
+    chosen = algorithm or fsla.algorithms.get_algorithm(name)(rates, **more)
     counted = CountedProblem(problem, size=lambda batch: len(batch["x"]))
     return Run(
-        own, counted, generator, lambda: own.init(problem, at, StepBatches.shared(train_batch, valid_batch)), draw
+        chosen, counted, generator, lambda: chosen.init(problem, at, StepBatches.shared(train_batch, valid_batch)), draw
     )
 
 
@@ -74,7 +74,7 @@ def timeless(records):
 
 
 @pytest.mark.parametrize(
-    ("value", "kept", "where"),
+    ("value", "recorded", "where"),
     [
         (math.nan, None, "x"),
         (torch.tensor(math.nan), None, "x"),
@@ -89,13 +89,13 @@ def timeless(records):
     ],
     ids=str,
 )
-def test_train_nonfinite_measurement_ends_run(value, kept, where):
+def test_train_nonfinite_measurement_ends_run(value, recorded, where):
     def measure(state):
         return {"good": 1.0, "x": value if state.step_count == 2 else 0.0}
 
     records = train(make_run(), steps=6, every=2, measure=measure)
     assert [r["status"] for r in records] == ["running", "diverged"]
-    assert records[-1]["x"] == kept
+    assert records[-1]["x"] == recorded
     assert records[-1]["diverged"] == where
     assert records[-1]["not_finite"] == [where]
     assert records[-1]["diverged_size"] is None
@@ -116,8 +116,8 @@ def test_train_measurements_become_json():
         "matrix": [[1.0, 0.0], [0.0, 1.0]], "text": "a", "nothing": None, "tuple": [1, 2.0], "nested": {"a": [1.0]},
         "half": [1.0],
     }  # fmt: skip
-    found = {name: record[name] for name in expected}
-    assert repr(found) == repr(expected)  # True is not 1, 1 is not 1.0
+    actual = {name: record[name] for name in expected}
+    assert repr(actual) == repr(expected)  # True is not 1, 1 is not 1.0
     assert json.loads(json.dumps(record, allow_nan=False)) == record
     assert type(record["status"]) is str
     assert record["status"] == Status.FINISHED == "finished"
@@ -183,10 +183,10 @@ PARTS = ["lam", "omega", "trajectory", "omega.memory", "adjoint", "direction"]
 def test_health_covers_every_part(part):
     run = make_run(algorithm=blowing(part, 3e16))
     state = run.start()
-    found = health(state)
-    assert all(map(math.isfinite, found.values()))
-    assert found["lam"] == float(state.lam.value["log_ridge"].abs().max())
-    assert found["adjoint"] == 0.0
+    actual = health(state)
+    assert all(map(math.isfinite, actual.values()))
+    assert actual["lam"] == float(state.lam.value["log_ridge"].abs().max())
+    assert actual["adjoint"] == 0.0
     state = run.algorithm.step(run.problem, state, run.draw())
     assert health(state)[part] == max(health(state).values()) == 3e16
     for bad in (math.nan, math.inf, -math.inf):
@@ -211,12 +211,12 @@ def test_health_accepts_many_dtypes():
 
 def test_health_syncs_device_once(monkeypatch):
     state = make_run().start()
-    asked = []
+    reads = []
     for name in ("tolist", "item", "__float__", "__bool__", "isfinite"):
         method = getattr(torch.Tensor, name)
-        monkeypatch.setattr(torch.Tensor, name, lambda t, method=method, name=name: asked.append(name) or method(t))
+        monkeypatch.setattr(torch.Tensor, name, lambda t, method=method, name=name: reads.append(name) or method(t))
     health(state)
-    assert asked == ["tolist"]
+    assert reads == ["tolist"]
 
 
 @pytest.mark.parametrize("part", PARTS)
@@ -322,35 +322,35 @@ def test_train_killed_anywhere_resumes_exactly(tmp_path, name, engine, kill_at):
     """Killed between measurements and saves, twice; every tensor of the state is in the records."""
     path = str(tmp_path / "x")
 
-    def go(kill_at=None, folder=path):
+    def train_until(kill_at=None, folder=path):
         run = make_run(name=name, kill_at=kill_at)
         arguments = {"save_every": 2, "run_config": {"name": name}} if folder else {}
         records = train(run, steps=14, every=5, measure=all_numbers, output_dir=folder, engine=engine, **arguments)
         return records, run.problem.samples
 
-    whole, samples = go(folder=None)
+    whole, samples = train_until(folder=None)
     assert [r["step"] for r in whole] == [0, 5, 10, 14]
     for _ in range(2):
         with pytest.raises(Killed):
-            go(kill_at)
+            train_until(kill_at)
         kill_at = 1  # the second time soon after it was taken up
-    records, counted = go()
+    records, counted = train_until()
     assert timeless(records) == timeless(whole)
     assert counted == samples
 
 
 @pytest.mark.parametrize("kill_at", [2, 3, 4])
 def test_train_resume_keeps_divergence_reference(tmp_path, kill_at):
-    def go(kill_at=None):
+    def train_until(kill_at=None):
         run = make_run(algorithm=blowing("adjoint", 100.0), kill_at=kill_at)
         return train(
             run, steps=9, every=3, measure=lambda s: {}, engine="eager", output_dir=tmp_path / "x", save_every=1
         )
 
     with pytest.raises(Killed):
-        go(kill_at)
+        train_until(kill_at)
     assert last_state(tmp_path / "x").step_count == kill_at
-    assert [(r["step"], r["status"]) for r in go()] == [(0, "running"), (3, "running"), (6, "diverged")]
+    assert [(r["step"], r["status"]) for r in train_until()] == [(0, "running"), (3, "running"), (6, "diverged")]
 
 
 def test_train_saves_at_requested_steps(tmp_path, monkeypatch):
@@ -491,11 +491,11 @@ class Motor:
         self._run = run
         self.stride = stride
         self.preparation_s = 5.0
-        self.asked = []
+        self.requests = []
 
     def advance(self, state, n):
-        self.asked.append(n)
-        if len(self.asked) == 2:
+        self.requests.append(n)
+        if len(self.requests) == 2:
             self.preparation_s += 8.0
             self._clock.now += 8.0
         self._clock.now += 0.25 * n
@@ -527,14 +527,14 @@ def test_train_clock_counts_steps_only(monkeypatch):
     assert [(r["step"], r["seconds"], r["preparation_seconds"]) for r in records] == [
         (0, 0.0, 0.0), (8, 2.0, 13.0), (16, 4.0, 13.0), (20, 5.0, 13.0),
     ]  # fmt: skip
-    assert motor.asked == [1, 7, 8, 4]  # all the steps to the next measurement at once
+    assert motor.requests == [1, 7, 8, 4]  # all the steps to the next measurement at once
 
 
 def test_train_max_seconds_counts_steps_only(monkeypatch):
     records, motor = driven(monkeypatch, max_seconds=2.9)
     assert [(r["step"], r["status"]) for r in records] == [(0, "running"), (8, "running"), (12, "budget")]
     assert records[-1]["seconds"] == 3.0
-    assert motor.asked == [1, 2, 3, 2, 1, 3]
+    assert motor.requests == [1, 2, 3, 2, 1, 3]
 
 
 def test_train_max_oracle_calls_stops_at_fixed_step(monkeypatch):
@@ -553,7 +553,7 @@ def test_train_max_oracle_calls_ignores_save_points(tmp_path, monkeypatch, save_
     assert last_state(tmp_path / "x").step_count == 12
     records, motor = driven(monkeypatch, max_oracle_calls=4 * 10, output_dir=tmp_path / "x", save_every=save_every)
     assert [(r["step"], r["status"]) for r in records] == [(0, "running"), (8, "running"), (12, "budget")]
-    assert motor.asked == []
+    assert motor.requests == []
     before = {1: 11, 2: 10, 5: 10, 11: 11}[save_every]
     with pytest.raises(Killed):
         driven(
@@ -566,20 +566,20 @@ def test_train_max_oracle_calls_ignores_save_points(tmp_path, monkeypatch, save_
     assert last_state(tmp_path / "y").step_count == before
     records, motor = driven(monkeypatch, max_oracle_calls=4 * 10, output_dir=tmp_path / "y", save_every=save_every)
     assert [(r["step"], r["status"]) for r in records] == [(0, "running"), (8, "running"), (12, "budget")]
-    assert sum(motor.asked) == 12 - before
+    assert sum(motor.requests) == 12 - before
 
 
 @pytest.mark.parametrize("engine", ["eager"])
 def test_train_max_oracle_calls_holds_after_resume(tmp_path, engine):
-    def go(kill_at=None, folder=None):
+    def train_until(kill_at=None, folder=None):
         run = make_run(kill_at=kill_at)
         limit = {"max_oracle_calls": 48, "output_dir": folder, "save_every": 2 if folder else None}
         return train(run, steps=10**6, every=5, measure=all_numbers, engine=engine, **limit)
 
-    whole = go()
+    whole = train_until()
     with pytest.raises(Killed):
-        go(7, tmp_path / "x")
-    resumed = go(None, tmp_path / "x")
+        train_until(7, tmp_path / "x")
+    resumed = train_until(None, tmp_path / "x")
     assert timeless(resumed) == timeless(whole)
     assert whole[-1]["status"] == "budget"
     assert 48 < work(OracleCounts(**whole[-1]["oracles"])) <= 48 + 5
@@ -601,5 +601,17 @@ def test_oracle_total_counts_joint_pass_once():
 def test_train_saving_by_clock_adapts_to_step_time(tmp_path, monkeypatch):
     records, motor = driven(monkeypatch, steps=40, every=40, output_dir=tmp_path / "x")
     assert records[-1]["step"] == 40
-    assert sum(motor.asked) == 40
-    assert motor.asked == [1, 4, 4, 4, 4, 4, 4, 4, 4, 4, 3]  # 4 steps take a second, a tenth of what lies between saves
+    assert sum(motor.requests) == 40
+    assert motor.requests == [
+        1,
+        4,
+        4,
+        4,
+        4,
+        4,
+        4,
+        4,
+        4,
+        4,
+        3,
+    ]  # 4 steps take a second, a tenth of what lies between saves

@@ -33,11 +33,11 @@ def test_make_functional_later_parameter_raises():
 
 def test_make_functional_restores_parameters_after_error():
     model = nn.Linear(3, 2)
-    own = list(model.parameters())
+    parameters = list(model.parameters())
     omega, net = fsla.make_functional(model)
     with pytest.raises(RuntimeError):
         net(omega, torch.ones(1, 4))
-    assert all(a is b for a, b in zip(model.parameters(), own, strict=True))
+    assert all(a is b for a, b in zip(model.parameters(), parameters, strict=True))
 
 
 def test_make_functional_handles_frozen_buffers_and_tied():

@@ -1,4 +1,4 @@
-"""The front end gives the core's numbers, in place, for the networks that people train."""
+"""Steps on a module in place equal those on functions, for the networks that people train."""
 
 import copy
 import warnings
@@ -14,7 +14,7 @@ from fsla import FSLA, MASOBA, SOBA, DivergenceError, MicroBatches, Point, Probl
 from fsla import _tree as tree
 from fsla.algorithms import SharedBatchWarning
 from fsla.problems import Batch
-from fsla.problems import _module as front
+from fsla.problems import _module as module_problem
 from fsla.steps import Automatic, ScaleFree
 from support import ClassWeights, cross_entropy
 from support import class_weighted_loss as inner_loss
@@ -122,9 +122,9 @@ def test_mixed_hvp_transpose_equals_functional_core():
     halves = MicroBatches([(TRAIN[0][:20], TRAIN[1][:20]), (TRAIN[0][20:], TRAIN[1][20:])])
     expected = problem.inner_at(at, Batch(TRAIN)).mixed_hvp_transpose(u)
     for batch in (TRAIN, halves):
-        found = opt._problem.inner_at(opt._problem.point(), Batch(batch)).mixed_hvp_transpose(u)
+        actual = opt._problem.inner_at(opt._problem.point(), Batch(batch)).mixed_hvp_transpose(u)
         for name, t in expected.items():
-            torch.testing.assert_close(found[name], t)
+            torch.testing.assert_close(actual[name], t)
 
 
 def test_nested_outer_buffers_update_once_per_step():
@@ -142,15 +142,15 @@ def test_nested_outer_buffers_update_once_per_step():
 
 
 def test_finite_difference_step_is_second_order():
-    found = {}
+    errors = {}
     for hvp_method in ("autograd", "finite_difference"):
         model = network()
         weights = ClassWeights()
         opt = FSLA(model, weights, inner_loss=inner_loss, outer_loss=outer_loss, hvp_method=hvp_method, **manual())
         for k in range(5):
             opt.step(*batches(k))
-        found[hvp_method] = torch.cat([weights.w.detach(), *(p.detach().flatten() for p in model.parameters())])
-    assert float((found["autograd"] - found["finite_difference"]).norm() / found["autograd"].norm()) < 1e-8
+        errors[hvp_method] = torch.cat([weights.w.detach(), *(p.detach().flatten() for p in model.parameters())])
+    assert float((errors["autograd"] - errors["finite_difference"]).norm() / errors["autograd"].norm()) < 1e-8
 
 
 # ------------------------------------------------------------------------------------------------ what networks do
@@ -288,7 +288,7 @@ def test_step_accepts_any_batch_type(form):
 
 @pytest.mark.parametrize("hvp_method", ["autograd", "finite_difference"])
 def test_step_with_micro_batches_equals_mean(hvp_method):
-    found = []
+    results = []
     for parts in (1, 4):
         model = network()
         weights = ClassWeights()
@@ -299,8 +299,8 @@ def test_step_with_micro_batches_equals_mean(hvp_method):
                 pieces = list(zip(batch[0].chunk(parts), batch[1].chunk(parts), strict=True))
                 whole.append(MicroBatches(pieces) if parts > 1 else batch)
             info = opt.step(*whole)
-        found.append((weights.w.detach(), info.inner_loss, info.outer_loss, model[0].weight.detach()))
-    for a, b in zip(*found, strict=True):
+        results.append((weights.w.detach(), info.inner_loss, info.outer_loss, model[0].weight.detach()))
+    for a, b in zip(*results, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-10)
     with pytest.raises(ValueError, match="at least one batch"):
         MicroBatches([])
@@ -334,7 +334,7 @@ class Augmentation(nn.Module):
         return cross_entropy(model, (x + self.strength.exp() * torch.randn_like(x), y)).mean()
 
 
-class LearntLoss(nn.Module):
+class LearnedLoss(nn.Module):
     """A small network of the logits and the label says how bad an answer is."""
 
     def __init__(self):
@@ -344,8 +344,8 @@ class LearntLoss(nn.Module):
 
     def loss(self, model, batch):
         x, y = batch
-        told = torch.cat([model(x), nn.functional.one_hot(y, 3).to(F64)], 1)
-        return cross_entropy(model, batch).mean() + self.net(told).square().mean()
+        features = torch.cat([model(x), nn.functional.one_hot(y, 3).to(F64)], 1)
+        return cross_entropy(model, batch).mean() + self.net(features).square().mean()
 
 
 class PenaltyOfEachParameter(nn.Module):
@@ -358,10 +358,10 @@ class PenaltyOfEachParameter(nn.Module):
         return cross_entropy(model, batch).mean() + ridge
 
 
-@pytest.mark.parametrize("kind", [Augmentation, LearntLoss, PenaltyOfEachParameter])
+@pytest.mark.parametrize("kind", [Augmentation, LearnedLoss, PenaltyOfEachParameter])
 def test_outer_parameters_read_by_inner_loss_move(kind):
     """By exact products and by differences alike: random passes of a step draw the same numbers."""
-    found = []
+    results = []
     for hvp_method in ("autograd", "finite_difference"):
         outer = kind()
         opt = FSLA(
@@ -374,8 +374,8 @@ def test_outer_parameters_read_by_inner_loss_move(kind):
         )
         for k in range(5):
             opt.step(*batches(k), seed=k)
-        found.append((torch.cat([p.detach().flatten() for p in outer.parameters()]), opt.hypergradient))
-    (a, d), (b, e) = found
+        results.append((torch.cat([p.detach().flatten() for p in outer.parameters()]), opt.hypergradient))
+    (a, d), (b, e) = results
     start = torch.cat([p.detach().flatten() for p in kind().parameters()])
     assert float((a - start).norm()) > 1e-4
     torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-7)
@@ -406,7 +406,7 @@ def test_model_without_second_derivative_warns_once():
 
 
 def test_large_model_uses_finite_differences(monkeypatch):
-    monkeypatch.setattr(front, "EXACT_UP_TO", 10)
+    monkeypatch.setattr(module_problem, "EXACT_UP_TO", 10)
     with pytest.warns(fsla.FiniteDifferenceWarning, match="51 parameters"):
         opt = FSLA(network(), ClassWeights(), inner_loss=inner_loss, outer_loss=outer_loss)
     assert opt._problem.hvp_method == "finite_difference"
@@ -427,7 +427,7 @@ def test_weight_decay_enters_adjoint_hessian():
     def plain(model, weights, batch):
         return (weights(batch[1]) * cross_entropy(model, batch)).mean()
 
-    found = []
+    adjoints = []
     for decay, loss in ((0.04, plain), (0.0, inner_loss)):  # 0.02 ‖ω‖² has the gradient 0.04 ω
         model = network()
         weights = ClassWeights()
@@ -435,8 +435,8 @@ def test_weight_decay_enters_adjoint_hessian():
         opt = FSLA(model, weights, inner_loss=loss, outer_loss=outer_loss, **options)
         for k in range(5):
             opt.step(*batches(k))
-        found.append(torch.cat([weights.w.detach(), *(p.detach().flatten() for p in opt.adjoint.values())]))
-    torch.testing.assert_close(*found, rtol=1e-10, atol=1e-12)
+        adjoints.append(torch.cat([weights.w.detach(), *(p.detach().flatten() for p in opt.adjoint.values())]))
+    torch.testing.assert_close(*adjoints, rtol=1e-10, atol=1e-12)
     with pytest.warns(UserWarning, match="decoupled weight decay"):
         FSLA(network(), ClassWeights(), inner_loss=plain, outer_loss=outer_loss, inner_optimizer=torch.optim.AdamW)
 

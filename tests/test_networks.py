@@ -116,8 +116,8 @@ def test_network_finite_differences_match_autograd(name):
         exact = problem.inner_at(at, Batch(index, 7)).linearized()
         expected = exact.hvp(v), exact.mixed_hvp(v), exact.grad_omega
     G = by_difference.inner_at(at, Batch(index, 7))
-    found = (*G.products(v), G.grad_omega)
-    for a, b in zip(found, expected, strict=True):
+    actual = (*G.products(v), G.grad_omega)
+    for a, b in zip(actual, expected, strict=True):
         assert gap(a, b) < 1e-6
 
 
@@ -125,15 +125,15 @@ def test_network_activation_checkpoint_recomputes_at_point():
     problem, at, _, model = build("checkpointed")
     plain = nn.Sequential(model.body, model.head).eval()
     model.eval()
-    own = {name.replace("body", "0").replace("head", "1"): t for name, t in at.omega.items()}
-    leaves = {name: t.clone().requires_grad_() for name, t in own.items()}
+    parameters = {name.replace("body", "0").replace("head", "1"): t for name, t in at.omega.items()}
+    leaves = {name: t.clone().requires_grad_() for name, t in parameters.items()}
     index = torch.arange(ROWS)
     losses = nn.functional.cross_entropy(torch.func.functional_call(plain, leaves, (X,)), Y, reduction="none")
     ridge = sum(t.square().sum() for t in leaves.values())
     value = (at.lam["w"].sigmoid() * losses).mean() + 0.05 * ridge
     expected = dict(zip(leaves, torch.autograd.grad(value, list(leaves.values())), strict=True))
-    found = problem.inner_at(at, Batch(index)).grad_omega
-    for name, t in found.items():
+    actual = problem.inner_at(at, Batch(index)).grad_omega
+    for name, t in actual.items():
         assert torch.allclose(t, expected[name.replace("body", "0").replace("head", "1")])
 
 
@@ -160,7 +160,7 @@ def test_network_seed_fixes_dropout_mask_only(name, hvp_method):
 def test_network_dropout_step_depends_on_batch_seed(algorithm, hvp_method):
     """With one seed a step repeats; with another it differs; and STORM's two points have one mask."""
     problem, at, _, _ = build("dropout", hvp_method=hvp_method)
-    made = fsla.algorithms.get_algorithm(algorithm)(RATES)
+    stepper = fsla.algorithms.get_algorithm(algorithm)(RATES)
     g = torch.Generator().manual_seed(0)
     indices = [[(torch.randint(ROWS, (6,), generator=g),) for _ in range(4)] for _ in range(3)]
 
@@ -169,9 +169,9 @@ def test_network_dropout_step_depends_on_batch_seed(algorithm, hvp_method):
         return StepBatches.of(inner, outer, None, second_outer, second_inner, seed=seed, mode="grouped")
 
     drawn = [grouped(k, k) for k in range(3)]
-    state = made.step(problem, made.init(problem, at, drawn[0]), drawn[1])
-    once, again = (made.step(problem, state, drawn[2]) for _ in range(2))
-    other = made.step(problem, state, grouped(2, 99))
+    state = stepper.step(problem, stepper.init(problem, at, drawn[0]), drawn[1])
+    once, again = (stepper.step(problem, state, drawn[2]) for _ in range(2))
+    other = stepper.step(problem, state, grouped(2, 99))
     assert torch.equal(tree.flatten(once.direction), tree.flatten(again.direction))
     assert not torch.equal(tree.flatten(once.omega.value), tree.flatten(other.omega.value))
     if algorithm == "fsla":  # at rest (no step moves) STORM's correction vanishes: g_new = g_old on one mask

@@ -57,8 +57,8 @@ def expected(c: Case, label: str, rate: float, inner: Data, outer: Data) -> Tree
         lam, omega = ({name: t.clone().requires_grad_() for name, t in level.items()} for level in (at.lam, at.omega))
         p = torch.autograd.grad(c.problem.outer_loss(lam, omega, outer), list(omega.values()))
         g = torch.autograd.grad(c.problem.inner_loss(lam, omega, inner), list(omega.values()), create_graph=True)
-        cross = torch.autograd.grad(g, list(lam.values()), p)
-        return {name: -t for name, t in zip(lam, cross, strict=True)}  # neither outer loss reads lam itself
+        mixed = torch.autograd.grad(g, list(lam.values()), p)
+        return {name: -t for name, t in zip(lam, mixed, strict=True)}  # neither outer loss reads lam itself
     if method == "unrolled":
         return fsla.hypergradient(c.problem, c.at, inner, outer, "unrolled", num_steps=int(count), step_size=rate).value
     if method == "cg":
@@ -111,8 +111,8 @@ def test_peer_failure_is_skipped_with_reason(monkeypatch):
 
     def fine(run, method, count):
         def step():
-            for held in (run.lam, run.omega):
-                held.take([t + count for t in held.parameters()])
+            for module in (run.lam, run.omega):
+                module.take([t + count for t in module.parameters()])
 
         return step
 

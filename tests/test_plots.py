@@ -66,10 +66,10 @@ def test_figures_have_title_and_labels(tmp_path, drawn):
     paths = cleaning.draw(tmp_path, tuple(FIGURES), results(seeds=2))
     assert {path.stem for path in paths} == {*FIGURES, "oracle-calls", "weights"} == set(drawn)
     for name, fig in drawn.items():
-        said = fig.get_suptitle() + "".join(ax.get_title() for ax in fig.axes)
-        assert "digits" in said
-        assert "600 + 500 images, " in said
-        assert ("seed 0" if name == "weights" else "seeds 0 to 1") in said
+        titles = fig.get_suptitle() + "".join(ax.get_title() for ax in fig.axes)
+        assert "digits" in titles
+        assert "600 + 500 images, " in titles
+        assert ("seed 0" if name == "weights" else "seeds 0 to 1") in titles
         assert all(ax.get_xlabel() for ax in fig.axes if ax.get_lines())
         assert fig.axes[0].get_ylabel()
         for ax in fig.axes:
@@ -86,30 +86,30 @@ def test_figures_save_png_and_svg(tmp_path):
 
 @pytest.mark.parametrize("scale", SCALES)
 def test_figures_style_curves_uniquely(tmp_path, drawn, scale):
-    found = results(scale=scale)
-    cleaning.draw(tmp_path, tuple(FIGURES), found)
+    by_figure = results(scale=scale)
+    cleaning.draw(tmp_path, tuple(FIGURES), by_figure)
     for name, fig in drawn.items():
         if name in ("fig5", "fig6", "weights"):
             continue
-        usual = {line.get_color() for line in lines(fig) if line.get_label() in ("FSLA", "storm")}
-        assert usual == {style.FSLA}, name
+        default = {line.get_color() for line in lines(fig) if line.get_label() in ("FSLA", "storm")}
+        assert default == {style.FSLA}, name
     for name in ("fig5", "fig6"):
         for ax in (ax for ax in drawn[name].axes if ax.get_lines()):
             assert sum(line.get_color() == style.FSLA for line in ax.get_lines()) == 1  # the usual setting
     for fig in drawn.values():
         for ax in fig.axes:
-            looks = [(line.get_color(), line.get_linestyle()) for line in ax.get_lines()]
-            assert len(set(looks)) == len(looks)
+            styles = [(line.get_color(), line.get_linestyle()) for line in ax.get_lines()]
+            assert len(set(styles)) == len(styles)
 
 
 def test_figures_style_method_consistently(tmp_path, drawn):
     cleaning.draw(tmp_path, tuple(FIGURES), results())
-    looks = {}
+    styles = {}
     for name in ("overview", "fig2", "fig3", "fig4", "oracle-calls"):
         for line in lines(drawn[name]):
-            looks.setdefault(line.get_label(), set()).add((line.get_color(), line.get_linestyle()))
-    assert {label: len(own) for label, own in looks.items()} == dict.fromkeys(looks, 1)
-    assert {"FSLA", "CG_1_10", "NS_1_10", "BP_20", "no cleaning", "oracle"} <= set(looks)
+            styles.setdefault(line.get_label(), set()).add((line.get_color(), line.get_linestyle()))
+    assert {label: len(variants) for label, variants in styles.items()} == dict.fromkeys(styles, 1)
+    assert {"FSLA", "CG_1_10", "NS_1_10", "BP_20", "no cleaning", "oracle"} <= set(styles)
 
 
 def test_figures_time_axis_is_logarithmic_seconds(tmp_path, drawn):
@@ -126,22 +126,24 @@ def test_figures_overview_names_leader(tmp_path, drawn):
     ranking, loss, _ = titles(drawn["overview"])
     assert "best: FSLA" in ranking
     assert "lowest: FSLA with STORM, FSLA without momentum" in loss
-    found = results()
-    runs = found.panels.panel("overview", "equal oracle calls").runs
-    records = {spec.name: found.of(spec).seeds[0] for spec in runs.values()}
+    by_figure = results()
+    runs = by_figure.panels.panel("overview", "equal oracle calls").runs
+    records = {spec.name: by_figure.of(spec).seeds[0] for spec in runs.values()}
     records[runs[Cg(1, 10).legend].name] = [record(0, 2.0), record(20, 1.0), record(40, 0.1)]
-    cleaning.draw(tmp_path, ("overview",), Results(found.panels, records, 1))
+    cleaning.draw(tmp_path, ("overview",), Results(by_figure.panels, records, 1))
     ranking, loss, _ = titles(drawn["overview"])
     assert "best: CG_1_10 (0.975)" in ranking
     assert "lowest: CG_1_10 with STORM, FSLA without momentum" in loss
 
 
 def test_figures_mark_stopped_run(tmp_path, drawn):
-    found = results()
-    spec = found.panels.panel("fig4", "digits, pair flips").runs["CG_1_10"]
-    records = {s.name: found.of(s).seeds[0] for panel in found.panels.figures["fig4"] for s in panel.runs.values()}
+    by_figure = results()
+    spec = by_figure.panels.panel("fig4", "digits, pair flips").runs["CG_1_10"]
+    records = {
+        s.name: by_figure.of(s).seeds[0] for panel in by_figure.panels.figures["fig4"] for s in panel.runs.values()
+    }
     records[spec.name] = [record(0, 2.0), record(20, 1.5) | {"status": "budget"}]
-    cleaning.draw(tmp_path, ("fig4",), Results(found.panels, records, 1))
+    cleaning.draw(tmp_path, ("fig4",), Results(by_figure.panels, records, 1))
     labels = [line.get_label() for line in lines(drawn["fig4"])]
     assert "CG_1_10 (to step 20)" in labels
     assert sum(line.get_marker() == "x" for ax in drawn["fig4"].axes for line in ax.get_lines()) == 1

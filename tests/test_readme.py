@@ -39,8 +39,8 @@ def test_data_page_runs(capsys):
 
 def test_start_page_runs(capsys):
     names = run("docs/start.md")
-    said = capsys.readouterr().out
-    weights = [float(w) for w in re.search(r"step 399.*\[(.*)\]", said)[1].split(",")]
+    output = capsys.readouterr().out
+    weights = [float(w) for w in re.search(r"step 399.*\[(.*)\]", output)[1].split(",")]
     assert weights[2] > 2 * weights[1] > 10 * weights[0]  # the rarer, the heavier
     assert names["accuracy"] > 0.8  # 0.65 with equal weights
     assert names["bilevel"].step_count == 66
@@ -71,27 +71,27 @@ def test_sample_weights_page_runs(capsys):
     assert "tensor" in capsys.readouterr().out
 
 
-def _close(found, but=(), near=1e-2):
-    return all(gap < near for name, gap in found["gaps"].items() if name not in but)
+def _close(names, but=(), near=1e-2):
+    return all(gap < near for name, gap in names["gaps"].items() if name not in but)
 
 
 PAGES = {  # what the comments of each page's examples say
-    "index": lambda found: (
-        _close(found) and (found["calls"].grad, found["calls"].hvp, found["calls"].mixed_hvp) == (2, 5, 1)
+    "index": lambda names: (
+        _close(names) and (names["calls"].grad, names["calls"].hvp, names["calls"].mixed_hvp) == (2, 5, 1)
     ),
-    "single-loop": lambda found: _close(found, near=0.1) and sum(gap < 1e-10 for gap in found["gaps"].values()) == 3,
-    "soba": lambda found: max(found["gaps"]["saba"], found["gaps"]["srba"]) < found["gaps"]["soba"] / 5,
-    "unrolled": lambda found: (
-        found["scale"].count_nonzero() == 1
-        and sorted(found["errors"].values(), reverse=True) == list(found["errors"].values())
-        and found["errors"][10] == 0
+    "single-loop": lambda names: _close(names, near=0.1) and sum(gap < 1e-10 for gap in names["gaps"].values()) == 3,
+    "soba": lambda names: max(names["gaps"]["saba"], names["gaps"]["srba"]) < names["gaps"]["soba"] / 5,
+    "unrolled": lambda names: (
+        names["scale"].count_nonzero() == 1
+        and sorted(names["errors"].values(), reverse=True) == list(names["errors"].values())
+        and names["errors"][10] == 0
     ),
-    "implicit": lambda found: (
-        _close(found, but=("t1_t2",)) and found["gaps"]["t1_t2"] > 1 and abs(found["total"] - 1) < 1e-6
+    "implicit": lambda names: (
+        _close(names, but=("t1_t2",)) and names["gaps"]["t1_t2"] > 1 and abs(names["total"] - 1) < 1e-6
     ),
-    "variance-reduced": lambda found: max(found["values"].values()) < 1.3,
-    "dense": lambda found: _close(found) and found["lags"]["stable"] < found["lags"]["svrb"] / 2,
-    "first-order": lambda found: found["gaps"][40] < 0.6 * found["gaps"][20] < 0.36 * found["gaps"][10] < 0.3,
+    "variance-reduced": lambda names: max(names["values"].values()) < 1.3,
+    "dense": lambda names: _close(names) and names["lags"]["stable"] < names["lags"]["svrb"] / 2,
+    "first-order": lambda names: names["gaps"][40] < 0.6 * names["gaps"][20] < 0.36 * names["gaps"][10] < 0.3,
 }
 
 

@@ -77,18 +77,18 @@ def same(a, b):
 @settings(max_examples=300, deadline=None)
 def test_unflatten_inverts_flatten_through_json(nest):
     """Whatever a state holds comes back, through JSON as a store writes it: names with "/", "~" or none, NaN and ∞."""
-    found, shape = flatten(nest)
+    tensors, shape = flatten(nest)
     text = json.dumps(shape, allow_nan=False)
-    assert same(unflatten(found, json.loads(text)), nest)
+    assert same(unflatten(tensors, json.loads(text)), nest)
 
 
 @given(nests)
 @settings(max_examples=100, deadline=None)
 def test_flatten_gives_tensors_unique_paths(nest):
     """Two tensors under one path would be one tensor in the file."""
-    found, _ = flatten(nest)
-    assert len(found) == len({*map(id, tensors_of(nest))})
-    assert all(isinstance(path, str) for path in found)
+    tensors, _ = flatten(nest)
+    assert len(tensors) == len({*map(id, tensors_of(nest))})
+    assert all(isinstance(path, str) for path in tensors)
 
 
 def test_flatten_names_tensors_by_position():
@@ -181,10 +181,10 @@ def test_unflatten_of_malformed_tree_raises(shape):
 
 def test_unflatten_checks_expected_type():
     """A state of one algorithm is no state of another."""
-    found, shape = flatten(Pair7(1, 2))
-    assert unflatten(found, shape, Pair7) == Pair7(1, 2)
+    tensors, shape = flatten(Pair7(1, 2))
+    assert unflatten(tensors, shape, Pair7) == Pair7(1, 2)
     with pytest.raises(ValueError, match="not the Box3 that belongs there"):
-        unflatten(found, shape, Box3)
+        unflatten(tensors, shape, Box3)
 
 
 def test_saved_second_type_of_one_name_raises():
@@ -230,8 +230,8 @@ def test_states_of_algorithms_round_trip(name):
     algorithm = fsla.algorithms.get_algorithm(name)(fsla.steps.constant(0.1, 0.1, 0.1, 0.5), **bound)
     batches = fsla.StepBatches.of((train,), (valid,), None, (valid,), (train,), seed=1, mode="grouped")
     state = algorithm.step(problem, algorithm.init(problem, at, batches), batches)
-    found, shape = flatten(state)
-    again = unflatten(found, json.loads(json.dumps(shape)), type(state))
+    tensors, shape = flatten(state)
+    again = unflatten(tensors, json.loads(json.dumps(shape)), type(state))
     one, two = algorithm.step(problem, state, batches), algorithm.step(problem, again, batches)
     assert all(map(torch.equal, tensors_of(one), tensors_of(two)))
 

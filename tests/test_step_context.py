@@ -30,14 +30,14 @@ class Watched(ForwardingProblem):
 
     def __init__(self, problem):
         super().__init__(problem)
-        self.made = []
+        self.views = []
 
     def inner_at(self, at, batch, *, update_buffers=False):
-        self.made.append(("inner", update_buffers))
+        self.views.append(("inner", update_buffers))
         return super().inner_at(at, batch, update_buffers=update_buffers)
 
     def outer_at(self, at, batch):
-        self.made.append(("outer", False))
+        self.views.append(("outer", False))
         return super().outer_at(at, batch)
 
 
@@ -60,7 +60,7 @@ def test_step_context_caches_view_by_point_and_batch(case):
     assert step.inner_at(at, batches.hvp[0]) is view  # hvp repeats inner_grad
     assert step.inner_at(at, batches.mixed_hvp[0]) is not view
     assert step.outer_at(at, batches.outer_grad_omega[0]) is step.outer_at(at, batches.outer_grad_omega[0])
-    assert len(watched.made) == 3
+    assert len(watched.views) == 3
 
 
 def test_step_context_frees_views_with_point(case):
@@ -84,7 +84,7 @@ def test_step_context_updates_buffers_in_first_inner_view_only(case, update_buff
     part.inner_at(at, batches.inner_grad[0])
     step.inner_at(at, batches.inner_grad[0])
     step.inner_at(moved(at), batches.inner_grad[0])
-    assert watched.made == [("outer", False), ("inner", update_buffers), ("inner", False), ("inner", False)]
+    assert watched.views == [("outer", False), ("inner", update_buffers), ("inner", False), ("inner", False)]
 
 
 def test_step_context_reading_is_isolated(case):
@@ -113,9 +113,9 @@ def test_step_context_losses_are_first_values(case):
     _ = step.inner_at(at, batches.inner_grad[0]).grad_omega
     _ = step.inner_at(moved(at), batches.inner_grad[0]).grad_omega
     _ = step.reading(batches).outer_at(at, batches.outer_grad_omega[0]).grad_omega
-    passes = len(watched.made)
+    passes = len(watched.views)
     inner, outer = step.losses()
-    assert len(watched.made) == passes
+    assert len(watched.views) == passes
     assert torch.equal(inner, watched.problem.inner_at(at, batches.inner_grad[0]).value)
     assert torch.equal(outer, watched.problem.outer_at(at, batches.outer_grad_omega[0]).value)
 
@@ -264,14 +264,14 @@ def test_counted_problem_counts_finite_differences_as_gradients(name, counted_ou
     """Products by differences cost two gradients, or two forward passes for ∂_λ G alone, whoever wraps whom."""
     problem, at, train, _ = ridge_logistic()
     counted = CountedProblem(FiniteDifferenceProblem(problem) if counted_outside else problem, size=lambda b: 60)
-    asked = counted if counted_outside else FiniteDifferenceProblem(counted)
+    outermost = counted if counted_outside else FiniteDifferenceProblem(counted)
     direction = at.lam if name == "mixed_hvp_transpose" else at.omega
-    getattr(asked.inner_at(at, Batch(train)), name)(direction)
+    getattr(outermost.inner_at(at, Batch(train)), name)(direction)
     expected = PRODUCTS[name]
-    found = counted.calls
-    expected.inner_views, expected.outer_views = found.inner_views, found.outer_views
-    assert found == expected
-    assert counted.samples.grad == 60 * found.grad
+    calls = counted.calls
+    expected.inner_views, expected.outer_views = calls.inner_views, calls.outer_views
+    assert calls == expected
+    assert counted.samples.grad == 60 * calls.grad
 
 
 def test_counted_problem_counts_outer_finite_differences():

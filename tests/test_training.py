@@ -41,12 +41,12 @@ def test_run_state_round_trip_is_exact(tmp_path, name):
     batches = StepBatches.shared(train, valid)
     state = solver.step(problem, solver.init(problem, at, batches), batches)
     save_checkpoint(tmp_path / "x", (state, torch.get_rng_state(), 0.1, "text", None, True))
-    found, random, *rest = load_checkpoint(tmp_path / "x")
+    loaded, random, *rest = load_checkpoint(tmp_path / "x")
     assert rest == [0.1, "text", None, True]
     assert torch.equal(random, torch.get_rng_state())
-    assert type(found) is type(state)
+    assert type(loaded) is type(state)
     one = solver.step(problem, state, batches)
-    two = solver.step(problem, found, batches)
+    two = solver.step(problem, loaded, batches)
     assert all(torch.equal(one.direction[k], two.direction[k]) for k in one.direction)
     assert all(torch.equal(one.omega.value[k], two.omega.value[k]) for k in one.omega.value)
 

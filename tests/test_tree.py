@@ -102,12 +102,12 @@ def test_rows_equal_dense_tensors(first, second, width, a, same):
     for scalar in (a, torch.tensor(a, dtype=torch.float64)):
         for p, q in ((x, y), (x, z), (z, x), (z, z)):
             plain_p, plain_q = tree.dense(p), tree.dense(q)
-            for found, expected in (
+            for actual, expected in (
                 (tree.axpy(scalar, p, q), tree.axpy(scalar, plain_p, plain_q)),
                 (tree.sub(p, q), tree.sub(plain_p, plain_q)),
                 (tree.scale(scalar, p), tree.scale(scalar, plain_p)),
             ):
-                assert torch.allclose(tree.dense(found)["r"], expected["r"], atol=1e-12)
+                assert torch.allclose(tree.dense(actual)["r"], expected["r"], atol=1e-12)
             assert torch.allclose(tree.dot(p, q), tree.dot(plain_p, plain_q))
             assert torch.allclose(tree.norm(p), tree.norm(plain_p))
     assert isinstance(tree.sub(x, y)["r"], tree.RowSparse)  # nothing is written out before it must be

@@ -61,10 +61,10 @@ def test_weighted_problem_oracles_equal_problem(ridge, index, kind, hvp_method):
     for first in ("mixed_hvp", "hvp", "grad_omega", "products", "mixed_hvp_transpose"):  # whatever is asked for first
         G = problem.inner_at(at, Batch(index))
         for name in dict.fromkeys((first, "hvp", "mixed_hvp", "grad_omega", "products", "mixed_hvp_transpose")):
-            found = (
+            actual = (
                 G.grad_omega if name == "grad_omega" else getattr(G, name)(u if name == "mixed_hvp_transpose" else v)
             )
-            pairs = zip(("hvp", "mixed_hvp"), found, strict=True) if name == "products" else [(name, found)]
+            pairs = zip(("hvp", "mixed_hvp"), actual, strict=True) if name == "products" else [(name, actual)]
             for oracle, value in pairs:
                 value = tree.dense(value)
                 assert float(tree.norm(tree.sub(value, expected[oracle]))) < 1e-13
@@ -90,11 +90,11 @@ def test_weighted_problem_steps_equal_problem(name, kind, hvp_method):
 def test_weighted_problem_hypergradient_is_dense():
     problem, general, at = make(kind="rows")
     index = torch.tensor([3, 3, 7, 0])
-    found, expected = (
+    actual, expected = (
         fsla.hypergradient(p, at, index, index, "unrolled", num_steps=3, step_size=0.1) for p in (problem, general)
     )
-    assert isinstance(found.value["w"], torch.Tensor)
-    assert float(tree.norm(tree.sub(found.value, expected.value))) < 1e-13
+    assert isinstance(actual.value["w"], torch.Tensor)
+    assert float(tree.norm(tree.sub(actual.value, expected.value))) < 1e-13
 
 
 class Large(TorchDispatchMode):
@@ -102,13 +102,13 @@ class Large(TorchDispatchMode):
 
     def __init__(self, size):
         super().__init__()
-        self.size, self.kept = size, []
+        self.size, self.tensors = size, []
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         out = func(*args, **(kwargs or {}))
         for t in out if isinstance(out, tuple | list) else [out]:
             if isinstance(t, torch.Tensor) and t.numel() >= self.size:
-                self.kept.append(t)  # kept alive, so that no storage is used twice
+                self.tensors.append(t)  # kept alive, so that no storage is used twice
         return out
 
 
@@ -123,7 +123,7 @@ def test_weighted_problem_step_allocates_lam_and_direction_only(momentum):
     with Large(n) as seen:
         after = algorithm.step(problem, state, StepBatches.draw("grouped", draw, draw))
     old = {t.untyped_storage().data_ptr() for x in (state.lam.value, state.direction) for t in x.values()}
-    new = {t.untyped_storage().data_ptr() for t in seen.kept} - old
+    new = {t.untyped_storage().data_ptr() for t in seen.tensors} - old
     assert new == {t.untyped_storage().data_ptr() for x in (after.lam.value, after.direction) for t in x.values()}
 
 
@@ -182,10 +182,10 @@ def test_damped_problem_adds_to_diagonal():
     v = tree.unflatten(normal(tree.size(at.omega)), at.omega)
     plain, damped = problem.inner_at(at, Batch(index)), fsla.DampedProblem(problem, 0.5).inner_at(at, Batch(index))
     expected = tree.axpy(0.5, v, plain.hvp(v))
-    product, cross = damped.products(v)
+    product, mixed = damped.products(v)
     assert float(tree.norm(tree.sub(damped.hvp(v), expected))) < 1e-14
     assert float(tree.norm(tree.sub(product, expected))) < 1e-14
-    assert float(tree.norm(tree.sub(tree.dense(cross), tree.dense(plain.mixed_hvp(v))))) < 1e-14
+    assert float(tree.norm(tree.sub(tree.dense(mixed), tree.dense(plain.mixed_hvp(v))))) < 1e-14
 
 
 def test_gauss_newton_counts_and_errors():
@@ -232,9 +232,9 @@ def test_weighted_problem_without_forward_mode_uses_reverse(oracle):
     problem = WeightedLossProblem(losses, weigh, lambda lam, omega, index: losses(omega, index).sum())
     forced = WeightedLossProblem(losses, weigh, problem.outer_loss, hvp_method="forward_over_reverse")
     index, v = torch.arange(6), {"w": normal(6, seed=2)}
-    found = getattr(problem.inner_at(at, Batch(index)), oracle)(v)
+    actual = getattr(problem.inner_at(at, Batch(index)), oracle)(v)
     expected = {"hvp": 2 * at.lam["w"] * v["w"] / 6, "mixed_hvp": 2 * at.omega["w"] * v["w"] / 6}
-    parts = zip(("hvp", "mixed_hvp"), found, strict=True) if oracle == "products" else [(oracle, found)]
+    parts = zip(("hvp", "mixed_hvp"), actual, strict=True) if oracle == "products" else [(oracle, actual)]
     for name, value in parts:
         assert torch.allclose(value["w"], expected[name])
     with pytest.raises(NotImplementedError):

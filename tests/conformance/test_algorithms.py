@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import reference
 import torch
-from rows import ROWS, begin, make, names, names_where, numbered, row_of
+from rows import ROWS, begin, make, names, names_where, letter_options, row_of
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import fsla
@@ -66,8 +66,8 @@ def as_problem(plain):
     def outer(lam, omega, b):
         x = lam["x"]
         w = omega["w"]
-        own = w @ a["Q"][b] @ w / 2 - a["q"][b] @ w + 0.02 * (w**4).sum()
-        return own + x @ a["R"][b] @ w + x @ a["S"][b] @ x / 2 - a["s"][b] @ x
+        loss = w @ a["Q"][b] @ w / 2 - a["q"][b] @ w + 0.02 * (w**4).sum()
+        return loss + x @ a["R"][b] @ w + x @ a["S"][b] @ x / 2 - a["s"][b] @ x
 
     return Problem(inner, outer)
 
@@ -76,37 +76,39 @@ def draws(name, spec, steps, several, seed=5):
     """Batches of our own, and the same as the reference reads them; with `several`, one for each of many moves."""
     rng = np.random.default_rng(seed)
     row = row_of(name)
-    ours = []
-    theirs = []
+    batches_of_steps = []
+    draws_of_steps = []
     for k in range(steps + 1):
         numbers = []
         for n in spec:
             many = several and n > 1
             numbers.append([int(b) for b in rng.integers(4, size=n)] if many else int(rng.integers(4)))
         length = RandomNeumann(row.options["num_terms"], 0.1).drawn(k).length if row.draws else 0
-        theirs.append(reference.Draw(*numbers, length))
-        mine = [b if isinstance(b, list) else [b] for b in numbers]
+        draws_of_steps.append(reference.Draw(*numbers, length))
+        lists = [b if isinstance(b, list) else [b] for b in numbers]
         if name == "saba":
-            mine[:2] = [[Batch(b, number=b) for b in slot] for slot in mine[:2]]
-        ours.append(StepBatches.of(*mine, seed=k))
-    return ours, theirs
+            lists[:2] = [[Batch(b, number=b) for b in slot] for slot in lists[:2]]
+        batches_of_steps.append(StepBatches.of(*lists, seed=k))
+    return batches_of_steps, draws_of_steps
 
 
 def trajectory(name, several, steps=9, change=lambda algorithm: algorithm):
     """The largest relative difference from the reference, over the steps of a run on changing batches and rates."""
-    algorithm = change(make(name, FALLING, **numbered(name)))
-    ours, theirs = draws(name, algorithm.batches, steps, several)
+    algorithm = change(make(name, FALLING, **letter_options(name)))
+    sampled, reference_draws = draws(name, algorithm.batches, steps, several)
     lam = np.array([0.7, 0.4])
     omega = np.array([0.5, -0.8, 0.3])
-    path = reference.ALL[name](PLAIN_PROBLEM, lam, omega, theirs, FALLING.rates, **row_of(name).reference_options)
+    path = reference.ALL[name](
+        PLAIN_PROBLEM, lam, omega, reference_draws, FALLING.rates, **row_of(name).reference_options
+    )
     problem = as_problem(PLAIN_PROBLEM)
-    state = algorithm.init(problem, Point({"x": torch.from_numpy(lam)}, {"w": torch.from_numpy(omega)}), ours[0])
+    state = algorithm.init(problem, Point({"x": torch.from_numpy(lam)}, {"w": torch.from_numpy(omega)}), sampled[0])
     worst = 0.0
     for k, (lam, omega) in enumerate(path):
         if k:
-            state = algorithm.step(problem, state, ours[k])
-        for found, expected in ((state.lam.value["x"], lam), (state.omega.value["w"], omega)):
-            worst = max(worst, float(np.linalg.norm(found.numpy() - expected) / np.linalg.norm(expected)))
+            state = algorithm.step(problem, state, sampled[k])
+        for actual, expected in ((state.lam.value["x"], lam), (state.omega.value["w"], omega)):
+            worst = max(worst, float(np.linalg.norm(actual.numpy() - expected) / np.linalg.norm(expected)))
     return worst
 
 
@@ -166,8 +168,8 @@ def test_algorithm_with_perturbed_part_differs(name, where, monkeypatch):
     right = getattr(owner, attribute)
 
     def wrong(*arguments, **options):
-        found = right(*arguments, **options)
-        return (tree.scale(1.001, found[0]), found[1]) if isinstance(found, tuple) else tree.scale(1.001, found)
+        actual = right(*arguments, **options)
+        return (tree.scale(1.001, actual[0]), actual[1]) if isinstance(actual, tuple) else tree.scale(1.001, actual)
 
     monkeypatch.setattr(owner, attribute, wrong)
     assert trajectory(name, several=False) > 1e-6 > tolerance(name)
@@ -182,11 +184,11 @@ def test_algorithm_oracle_counts_match_paper(name):
     at = Point({"x": normal(2).abs()}, {"w": normal(3, seed=1)})
     state = algorithm.step(counted, algorithm.init(counted, at, batches), batches)
     _, calls, _ = counted.counting(lambda: algorithm.step(counted, state, batches))
-    found = {key: n for key, n in vars(calls).items() if n and key not in ("inner_views", "outer_views")}
+    actual = {key: n for key, n in vars(calls).items() if n and key not in ("inner_views", "outer_views")}
     if row.draws:
-        products = found.pop("hvp", 0)
+        products = actual.pop("hvp", 0)
         assert products <= 2 * (row.options["num_terms"] - 1)
-    assert found == {key: n for key, n in row.counts.items() if n}
+    assert actual == {key: n for key, n in row.counts.items() if n}
 
 
 # --------------------------------------------------------------------------------------------------- what all must do
@@ -207,12 +209,12 @@ def test_algorithm_reaches_outer_minimum(name):
         for k in range(200):
             state = algorithm.step(q, state, full(k=200 * len(gaps) + k))
             mean += state.lam.value["lam"] / 200
-        found = mean if row.draws else state.lam.value["lam"]  # random series have a mean that converges
-        gaps.append(float((found - best).norm() / best.norm()))
+        actual = mean if row.draws else state.lam.value["lam"]  # random series have a mean that converges
+        gaps.append(float((actual - best).norm() / best.norm()))
 
 
 def test_algorithm_accepts_trees_and_dtypes(name):
-    found = {}
+    actual = {}
     for dtype in (torch.float32, F64):
         problem, at, train, valid = network(dtype)
         algorithm, batches = make(name), full(train, valid)
@@ -222,8 +224,8 @@ def test_algorithm_accepts_trees_and_dtypes(name):
         assert state.step_count == 3
         for x, like in ((state.lam.value, at.lam), (state.omega.value, at.omega), (state.direction, at.lam)):
             tree.aligned(x, like)  # the same keys, shapes, dtypes and devices
-        found[dtype] = tree.flatten(state.direction).double()
-    assert float((found[torch.float32] - found[F64]).norm() / found[F64].norm()) < 2e-3
+        actual[dtype] = tree.flatten(state.direction).double()
+    assert float((actual[torch.float32] - actual[F64]).norm() / actual[F64].norm()) < 2e-3
 
 
 def test_algorithm_step_is_pure(name):

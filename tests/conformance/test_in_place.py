@@ -5,7 +5,7 @@ from functools import partial
 
 import pytest
 import torch
-from rows import make, names, names_where, numbered, row_of
+from rows import make, names, names_where, letter_options, row_of
 from torch import nn
 from torch.func import functional_call
 
@@ -32,7 +32,7 @@ def batch(*place, rows=10):
 def draw(name, spec, k):
     """Batches of step k, each of its own."""
     slots = [tuple(batch(k, slot, j) for j in range(max(count, 1))) for slot, count in enumerate(spec)]
-    if numbered(name):
+    if letter_options(name):
         slots[:2] = [(Batch(batch(100 + k % 4, slot), number=k % 4),) for slot in range(2)]
     return StepBatches.of(*slots, seed=k)
 
@@ -82,7 +82,7 @@ def relative(x, y):
 
 def follow(name, method, **options):
     """The largest relative difference of a module in place from the functional core, over some steps."""
-    algorithm = make(name, CONSTANT, **numbered(name))
+    algorithm = make(name, CONSTANT, **letter_options(name))
     of_functions, of_module = METHODS[method]
     problem, at = functional(of_functions)
     state = algorithm.init(problem, at, draw(name, algorithm.batches, 0))
@@ -164,7 +164,7 @@ def test_algorithm_without_in_place_form_raises():
 
 
 def start(name, **options):
-    algorithm = make(name, CONSTANT, **numbered(name))
+    algorithm = make(name, CONSTANT, **letter_options(name))
     model, weights = network(), ClassWeights()
     options |= {"inner_loss": inner_loss, "outer_loss": outer_loss, "hvp_method": "autograd"}
     return model, weights, fsla.BilevelOptimizer(model, weights, algorithm=algorithm, **options)
@@ -192,6 +192,6 @@ def test_module_state_resumes_exactly(name):
         again.advance(batches)
         for x, y in ((model, again_model), (weights, again_weights)):
             assert all(torch.equal(p, q) for p, q in zip(x.parameters(), y.parameters(), strict=True))
-        for own, other in ((bilevel.hypergradient, again.hypergradient), (bilevel.adjoint, again.adjoint)):
-            assert own.keys() == other.keys()
-            assert all(torch.equal(own[key], other[key]) for key in own)
+        for tensors, other in ((bilevel.hypergradient, again.hypergradient), (bilevel.adjoint, again.adjoint)):
+            assert tensors.keys() == other.keys()
+            assert all(torch.equal(tensors[key], other[key]) for key in tensors)

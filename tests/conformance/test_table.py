@@ -29,14 +29,14 @@ def table():
     lines = [line for line in (DOCS / "index.md").read_text(encoding="utf-8").splitlines() if line.startswith("| ")]
     head = next(line for line in lines if line.startswith("| algorithm | ∂_ω G"))
     titles = [cell.strip() for cell in head.strip("|").split("|")]
-    found = {}
+    texts = {}
     for line in lines:
         name = re.match(r"\| \[`(\w+)`\]\((\S+)\.md#(\w+)\)", line)
         if name:
             assert name[1] == name[3]
             cells = [re.sub(r"\[.\]\(#notes\)", "", cell).strip() for cell in line.strip("|").split("|")]
-            found[name[1]] = dict(zip(titles, cells, strict=True)) | {"page": name[2]}
-    return found
+            texts[name[1]] = dict(zip(titles, cells, strict=True)) | {"page": name[2]}
+    return texts
 
 
 TABLE = table()
@@ -83,5 +83,5 @@ def test_cost_table_row_matches_counts(name):
     state = algorithm.init(q, at, batches[0])
     for k in range(2):
         state = algorithm.step(q, state, batches[k])
-    held = {t.data_ptr(): t.numel() for t in tensors_of(state)}
-    assert sum(held.values()) - n - p == number(cells["kept"], sizes)
+    storage = {t.data_ptr(): t.numel() for t in tensors_of(state)}
+    assert sum(storage.values()) - n - p == number(cells["kept"], sizes)

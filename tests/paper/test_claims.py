@@ -163,12 +163,12 @@ def test_amigo_matches_its_pseudo_code(finite_sum):
         (inner_grad,), (outer_grad_omega,), (hvp,), (outer_grad_lam,), (mixed_hvp,) = batches.slots
         for _ in range(2):
             omega = tree.axpy(-0.1, problem.inner_at(Point(lam, omega), inner_grad).grad_omega, omega)
-        here = Point(lam, omega)
-        b = problem.outer_at(here, outer_grad_omega).grad_omega
+        point = Point(lam, omega)
+        b = problem.outer_at(point, outer_grad_omega).grad_omega
         for _ in range(3):
-            v = tree.axpy(0.1, tree.sub(b, problem.inner_at(here, hvp).hvp(v)), v)
-        jv = problem.inner_at(here, mixed_hvp).mixed_hvp(v)
-        h = tree.sub(problem.outer_at(here, outer_grad_lam).grad_lam, jv)
+            v = tree.axpy(0.1, tree.sub(b, problem.inner_at(point, hvp).hvp(v)), v)
+        jv = problem.inner_at(point, mixed_hvp).mixed_hvp(v)
+        h = tree.sub(problem.outer_at(point, outer_grad_lam).grad_lam, jv)
         lam = tree.axpy(-0.05, h, lam)
         assert same(lam, state.lam.value)
         assert same(h, state.direction)
@@ -180,9 +180,9 @@ def test_ma_soba_with_eta_one_equals_delayed_soba(finite_sum):
     states = trajectory(fsla.algorithms.ma_soba(constant(0.05, 0.1, 0.1, 1.0)), problem, at, steps)
     lam, omega, v, late = at.lam, at.omega, tree.zeros_like(at.omega), tree.zeros_like(at.lam)
     for batches, state in zip(steps[1:], states[1:], strict=True):
-        here = Point(lam, omega)
-        G = problem.inner_at(here, batches.inner_grad[0])
-        F = problem.outer_at(here, batches.outer_grad_omega[0])
+        point = Point(lam, omega)
+        G = problem.inner_at(point, batches.inner_grad[0])
+        F = problem.outer_at(point, batches.outer_grad_omega[0])
         d = tree.sub(F.grad_lam, G.mixed_hvp(v))
         lam, late = tree.axpy(-0.05, late, lam), d
         v = tree.axpy(0.1, tree.sub(F.grad_omega, G.hvp(v)), v)

@@ -23,9 +23,9 @@ def summary(request, tmp_path_factory):
     spec = SyntheticSpec(seeds=request.param, K_max=330, K_timed=20, K_sequence=1000)
     folder = Folder(tmp_path_factory.mktemp("synthetic"), "synthetic", spec)
     records = run(spec, folder, lambda name, done, total: None)
-    found = summarise(spec, records)
-    assert "| BP and NS coincide | yes |" in markdown(spec, found)
-    return json.loads(json.dumps(found))
+    result = summarise(spec, records)
+    assert "| BP and NS coincide | yes |" in markdown(spec, result)
+    return json.loads(json.dumps(result))
 
 
 @pytest.mark.parametrize("method", REFERENCE)
