@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo paper test wheel lint format clean
+.PHONY: demo paper test stats wheel lint format clean
 
 demo: $(READY)
 	rm -rf out/demo
@@ -16,6 +16,9 @@ paper: $(READY)
 
 test: $(READY) lint
 	$(BIN)/python -m pytest
+
+stats: $(READY)
+	$(BIN)/python tests/stats.py
 
 wheel: $(READY)
 	rm -rf out/wheel

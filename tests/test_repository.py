@@ -8,6 +8,7 @@ from xml.etree import ElementTree
 import pytest
 
 import fsla
+import stats
 
 ROOT = Path(__file__).parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
@@ -73,3 +74,20 @@ def test_logo_is_one_line_that_reads_nothing():
     (path,) = ElementTree.fromstring(text).iter("{http://www.w3.org/2000/svg}path")
     assert path.get("d").count("M") == 1
     assert not re.findall(r"href|url\(|@import", text)
+
+
+def test_stats_counts_code_words_and_sentences():
+    text = '"""Told and kept.\n\nOnce.\n"""\n# told\nx = (\n    1,\n)\n\n\ndef f():\n    """Keep what was given."""\n'
+    assert stats.count_code_lines(text) == 4
+    assert stats.count_private_words(text) == 2
+    assert (
+        stats.count_long_sentences("One two three. " + "word " * 26 + "end. | a |\n```\n" + "word " * 40 + "\n```") == 1
+    )
+
+
+def test_stats_finds_names_without_docstring_arguments_or_example():
+    lacks = stats.lacking()
+    assert set(lacks) == {"docstring", "Args", "doctest"}
+    assert set().union(*lacks.values()) <= set(stats.exported())
+    assert stats.takes_arguments(fsla.fit)
+    assert not stats.takes_arguments(fsla.CheckpointError)
