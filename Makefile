@@ -12,7 +12,7 @@ demo: $(READY)
 
 paper: $(READY)
 	$(BIN)/fsla reproduce synthetic --seeds 3 --out out/paper/synthetic
-	$(BIN)/fsla reproduce overview --scale smoke --out out/paper/cleaning
+	$(BIN)/fsla reproduce overview --preset smoke --out out/paper/cleaning
 
 test: $(READY) lint
 	$(BIN)/python -m pytest
