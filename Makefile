@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo paper test wheel lint format clean
+.PHONY: demo paper test stats wheel lint format clean
 
 demo: $(READY)
 	rm -rf out/demo
@@ -12,10 +12,13 @@ demo: $(READY)
 
 paper: $(READY)
 	$(BIN)/fsla reproduce synthetic --seeds 3 --out out/paper/synthetic
-	$(BIN)/fsla reproduce overview --scale smoke --out out/paper/cleaning
+	$(BIN)/fsla reproduce overview --preset smoke --out out/paper/cleaning
 
 test: $(READY) lint
 	$(BIN)/python -m pytest
+
+stats: $(READY)
+	$(BIN)/python tests/stats.py
 
 wheel: $(READY)
 	rm -rf out/wheel

@@ -28,7 +28,7 @@ from launch import finish, torchrun
 
 def test_bench_steps_prints_table_and_writes_rows(tmp_path):
     out = tmp_path / "new" / "rows.json"
-    args = ["bench", "steps", "--problems", "softmax,quadratic", "--rounds", "2", "--device", "cpu", "--json", out]
+    args = ["bench", "steps", "--problems", "softmax,quadratic", "--repeats", "2", "--device", "cpu", "--json", out]
     done = finish(sys.executable, "-m", "fsla", *args)
     assert done.returncode == 0, done.stderr
     rows = json.loads(out.read_text())["rows"]

@@ -90,12 +90,12 @@ def test_a_folder_of_another_run_is_refused(folder):
         (["reproduce", "synthetic", "--out", "x", "--seeds", "0"], "--seeds"),
         (["reproduce", "sinthetic"], "sinthetic"),
         (["reproduce", "synthetic", "--out", "/proc/nowhere/x"], "must be writable"),
-        (["reproduce", "fig2", "--out", "x", "--scale", "big"], "The scale must be one of 'smoke', 'paper'"),
+        (["reproduce", "fig2", "--out", "x", "--preset", "big"], "The preset must be one of 'smoke', 'paper'"),
         (["reproduce", "fig2", "--out", "x", "--device", "tpu"], "The device must be 'auto', 'cpu' or"),
         (["reproduce", "fig2", "--out", "x", "--device", "meta"], "The device must be 'auto', 'cpu' or"),
-        (["reproduce", "fig2", "--out", "x", "--budget", "-1"], "'budget' of reproduce must be positive"),
+        (["reproduce", "fig2", "--out", "x", "--time-limit", "-1"], "'time_limit' of reproduce must be positive"),
         (["reproduce", "fig2", "--out", "x", "--model", "cn"], "Did you mean 'cnn'"),
-        (["reproduce", "fig4", "--out", "x", "--scale", "paper", "--data-dir", "none"], "fashion-mnist needs files"),
+        (["reproduce", "fig4", "--out", "x", "--preset", "paper", "--data-dir", "none"], "fashion-mnist needs files"),
         (["reproduce", "fig2", "--out", "x", "--engine", "grap"], "Did you mean 'graph'"),
         (["data", "fetch", "minst"], "Did you mean 'mnist'"),
         (["data", "check", "minst"], "Did you mean 'mnist'"),
@@ -120,12 +120,12 @@ def test_bad_input_ends_the_process(tmp_path):
 @pytest.mark.parametrize(
     ("args", "text"),
     [
-        (["--scale", "big"], "The scale must be one of"),
+        (["--preset", "big"], "The preset must be one of"),
         (["--device", "tpu"], "The device must be"),
         (["--engine", "grap"], "Did you mean 'graph'"),
         (["--model", "cn"], "Did you mean 'cnn'"),
-        (["--budget", "0"], "must be positive"),
-        (["--scale", "paper", "--data-dir", "none"], "mnist needs files"),
+        (["--time-limit", "0"], "must be positive"),
+        (["--preset", "paper", "--data-dir", "none"], "mnist needs files"),
     ],
 )
 def test_everything_is_checked_before_anything_is_run(args, text, tmp_path, inside, monkeypatch):
@@ -340,7 +340,7 @@ def test_a_cleaning_figure_from_one_command(tmp_path):
     assert other.returncode == 2
     assert "other images or labels of digits than were read now" in other.stderr
     (out / "spec.json").write_text(json.dumps(held))
-    other = command("reproduce", "fig4", "--budget", "5", "--out", str(out))
+    other = command("reproduce", "fig4", "--time-limit", "5", "--out", str(out))
     assert other.returncode == 2
     assert "budget_s: None there, 5.0 now" in other.stderr
 

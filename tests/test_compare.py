@@ -95,8 +95,8 @@ def test_compare_command_writes_records_summary_and_figures(tmp_path, command):
     after = {p.name: p.stat().st_mtime_ns for p in (out / "runs").iterdir()}
     assert [name for name in before if before[name] != after[name]] == ["quadratic-soba-seed1.jsonl"]
     assert {name: x for name, x in without_seconds(out).items() if name in records_before} == records_before
-    code, output, _ = command("--out", str(out), "--scale", "paper", "--problems", "quadratic")
-    assert code == 2  # one folder holds one scale
+    code, output, _ = command("--out", str(out), "--preset", "paper", "--problems", "quadratic")
+    assert code == 2  # one folder holds one preset
 
 
 def test_compare_killed_or_parallel_run_has_same_records(tmp_path):
@@ -119,7 +119,7 @@ def test_compare_killed_or_parallel_run_has_same_records(tmp_path):
     [
         (["--algorithms", "sobe"], "Did you mean 'soba'"),
         (["--problems", "quadratics"], "Did you mean 'quadratic'"),
-        (["--scale", "big"], "The scale must be one of 'smoke', 'paper'"),
+        (["--preset", "big"], "The preset must be one of 'smoke', 'paper'"),
         (["--problems", "cleaning_mnist", "--data-dir", "nowhere"], "mnist needs files that are not there"),
         (["--jobs", "0"], "--jobs"),
     ],

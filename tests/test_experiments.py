@@ -11,7 +11,7 @@ from fsla_reproduction.cleaning import RunSpec, checksum, execute, identity, pre
 from fsla_reproduction.cleaning_claims import all_claims
 from fsla_reproduction.cleaning_summary import markdown
 from fsla_reproduction.datasets import TaskSpec, make_task
-from fsla_reproduction.figures import FIGURES, GROUPS, SCALES, CleaningSpec, panels
+from fsla_reproduction.figures import FIGURES, GROUPS, PRESETS, CleaningSpec, panels
 from fsla_reproduction.methods import Bp, Cg, Fsla, NoCleaning, Ns, Oracle
 from fsla_reproduction.results import Results, Runs, last_common_step, oracle_calls
 from fsla_reproduction.synthetic_summary import steady
@@ -129,19 +129,19 @@ def test_checksum_covers_data():
     assert identity(TINY, task) != identity(replace(TINY, c_beta=0.02), task)
 
 
-@pytest.mark.parametrize("scale", SCALES)
-def test_run_without_timing_has_no_clock(scale):
-    every = panels(CleaningSpec(scale)).runs(GROUPS["all"], 1)
+@pytest.mark.parametrize("preset", PRESETS)
+def test_run_without_timing_has_no_clock(preset):
+    every = panels(CleaningSpec(preset)).runs(GROUPS["all"], 1)
     assert {spec.budget_s for spec in every} == {None}
-    specs = panels(CleaningSpec(scale, budget_s=5.0)).runs(GROUPS["all"], 1)
+    specs = panels(CleaningSpec(preset, time_limit=5.0)).runs(GROUPS["all"], 1)
     assert {spec.budget_s for spec in specs} == {5.0}
 
 
 def test_overview_gives_methods_equal_oracle_calls():
-    for scale in SCALES.values():
-        runs = FIGURES["overview"](scale)[0].runs.values()
+    for preset in PRESETS.values():
+        runs = FIGURES["overview"](preset)[0].runs.values()
         for spec in runs:
-            assert 0 <= scale.calls - spec.steps * spec.method.calls < spec.method.calls
+            assert 0 <= preset.calls - spec.steps * spec.method.calls < spec.method.calls
 
 
 def test_panels_are_selected_by_name():

@@ -165,11 +165,11 @@ def checkpoints(folder):
 
 KINDS = {
     "fsla": {},
-    "measured": {"own": False},
+    "measured": {"user_optimizers": False},
     "average": {"momentum": "average", "max_grad_norm": 1.0, "max_adjoint_norm": 10.0},
     "storm": {"momentum": "storm"},
     "soba": {"algorithm": fsla.SOBA},
-    "ma-soba": {"algorithm": fsla.MASOBA, "own": False},
+    "ma-soba": {"algorithm": fsla.MASOBA, "user_optimizers": False},
 }
 
 

@@ -18,7 +18,7 @@ PACKAGES = [
 ]
 ROOMS = ["distributed", "problems", "steps", "hypergradients", "algorithms", "train", "contrib", "data", "cli"]
 LAYERS = [
-    "_version", "_extras", "_checks", "_files", "_locks", "_tree", "_state_tree", *ROOMS[:5],
+    "_version", "_extras", "_torch", "_checks", "_files", "_locks", "_tree", "_state_tree", *ROOMS[:5],
     "_json_values", "_container", *ROOMS[5:8],
     "fsla",  # the package's own __init__
     "cli", "__main__", "fsla_reproduction", "fsla_benchmarks",

@@ -32,15 +32,15 @@ def test_ledger_accounts_for_every_earlier_test(collected_tests):
     wrong = []
     with (Path(__file__).parent / "ledger.csv").open(encoding="utf-8", newline="") as file:
         for row in csv.DictReader(file):
-            gone = row["now"] == "-"
-            tests = [row["test"]] if gone else (row["now"] or row["test"]).split()
+            removed = row["now"] == "-"
+            tests = [row["test"]] if removed else (row["now"] or row["test"]).split()
             counts = [count_cases(test, collected) for test in tests]
             fewer = sum(counts) < int(row["cases"]) and all(test.split("::")[0] in modules for test in tests)
-            if gone and counts[0]:
+            if removed and counts[0]:
                 wrong.append(f"{row['test']} went by the ledger, and still runs")
-            elif not gone and 0 in counts:
+            elif not removed and 0 in counts:
                 wrong.append(f"{row['test']} is not collected as {tests[counts.index(0)]}")
-            elif (gone or fewer) and not row["reason"]:
+            elif (removed or fewer) and not row["reason"]:
                 wrong.append(f"{row['test']} had {row['cases']} cases, has {sum(counts)}, and no reason is given")
     assert not wrong, "\n".join(wrong)
 

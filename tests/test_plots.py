@@ -5,7 +5,7 @@ from contextlib import contextmanager
 import pytest
 from matplotlib.figure import Figure
 
-from fsla_reproduction.figures import FIGURES, GROUPS, SCALES, CleaningSpec, panels
+from fsla_reproduction.figures import FIGURES, GROUPS, PRESETS, CleaningSpec, panels
 from fsla_reproduction.methods import Cg, Fsla
 from fsla_reproduction.plots import cleaning, style, synthetic
 from fsla_reproduction.results import Results
@@ -29,9 +29,9 @@ def record(step, loss):
     }
 
 
-def results(seeds=1, scale="smoke"):
+def results(seeds=1, preset="smoke"):
     """Every run of every figure; FSLA is the best."""
-    every = panels(CleaningSpec(scale))
+    every = panels(CleaningSpec(preset))
     runs = {}
     for spec in every.runs(GROUPS["all"], seeds):
         end = (0.5 if isinstance(spec.method, Fsla) else 1.0) - 0.4 * (spec.task.noise == "pair")
@@ -84,9 +84,9 @@ def test_figures_save_png_and_svg(tmp_path):
     assert {file.name for file in tmp_path.iterdir()} == {"fig4.png", "fig4.svg"}  # no temporary file is left
 
 
-@pytest.mark.parametrize("scale", SCALES)
-def test_figures_style_curves_uniquely(tmp_path, drawn, scale):
-    by_figure = results(scale=scale)
+@pytest.mark.parametrize("preset", PRESETS)
+def test_figures_style_curves_uniquely(tmp_path, drawn, preset):
+    by_figure = results(preset=preset)
     cleaning.draw(tmp_path, tuple(FIGURES), by_figure)
     for name, fig in drawn.items():
         if name in ("fig5", "fig6", "weights"):

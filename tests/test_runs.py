@@ -153,7 +153,7 @@ def test_worker_with_threads_runs_one_at_a_time(tmp_path, cluster):
 @pytest.mark.parametrize("backend", ["dask", "ray"])
 def test_command_uses_configured_cluster(backend, tmp_path, inside, cluster, monkeypatch):
     monkeypatch.setattr("fsla_benchmarks.compare.plot.draw", lambda out, results: [])
-    args = "--algorithms", "soba", "--problems", "quadratic", "--seeds", "1", "--calls", "20"
+    args = "--algorithms", "soba", "--problems", "quadratic", "--seeds", "1", "--max-oracle-calls", "20"
     with joblib.parallel_config(backend):
         code, output, err = inside("compare", "--out", str(tmp_path / "x"), *args)
     assert (code, err) == (0, "")

@@ -23,7 +23,7 @@ def steps(
     problems: Annotated[
         str, typer.Option(help="Of 'cnn', 'softmax', 'quadratic', 'transformer', with commas.")
     ] = "cnn,softmax,quadratic",
-    rounds: Annotated[int, typer.Option(min=1, help="How often each step is timed.")] = 9,
+    repeats: Annotated[int, typer.Option(min=1, help="How often each step is timed.")] = 9,
     device: Device = "auto",
     threads: Annotated[int, typer.Option(min=1, help="CPU threads.")] = 1,
     engines: Annotated[
@@ -32,8 +32,9 @@ def steps(
     scaling: Annotated[
         str, typer.Option(help="Also vary, on the network: of 'samples', 'parameters', 'K', with commas.")
     ] = "",
-    peers: Annotated[
-        bool, typer.Option("--peers", help="Also time Betty, higher, TorchOpt, hypertorch and JAX, where installed.")
+    baselines: Annotated[
+        bool,
+        typer.Option("--baselines", help="Also time Betty, higher, TorchOpt, hypertorch and JAX, if installed."),
     ] = False,
     tf32: Annotated[
         bool, typer.Option("--tf32", help="On a GPU, TF32 for matrix products too, as JAX has it.")
@@ -51,7 +52,7 @@ def steps(
     from fsla_benchmarks import steps as benchmark
 
     names, chosen, varied = (tuple(x for x in text.split(",") if x) for text in (problems, engines, scaling))
-    request = benchmark.BenchRequest(names, chosen, varied, rounds, peers, autocast)
+    request = benchmark.BenchRequest(names, chosen, varied, repeats, baselines, autocast)
     if json_file is not None:
         ensure_writable(json_file)  # now, rather than after minutes of measuring
     torch.set_num_threads(threads)

@@ -12,7 +12,7 @@ from rich.markdown import Markdown
 from fsla.cli.options import EXIT_CODES, Device
 from fsla.cli.screen import console, interruptible, say, watched
 from fsla_reproduction.folder import check_parent
-from fsla_reproduction.options import RESUMES, Budget, DataDir, Engine, Jobs, Model, Out, Scale, Seeds
+from fsla_reproduction.options import RESUMES, DataDir, Engine, Jobs, Model, Out, Preset, Seeds, TimeLimit
 from fsla_reproduction.report import Summary, claims
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ def _synthetic(out: Path, seeds: int, pool: Workers) -> None:
 @interruptible(RESUMES)
 def sources(
     out: Out,
-    scale: Annotated[
+    preset: Annotated[
         str, typer.Option(help="'smoke': a minute on a laptop. 'full': GPT-2's small size, for a GPU.")
     ] = "smoke",
     seeds: Annotated[int, typer.Option(min=1, help="Number of runs with other text and another start.")] = 1,
@@ -69,7 +69,7 @@ def sources(
 
     pool = workers(jobs)
     with watched("sources", pool.first) as report:
-        records, summary = reproduce(out, scale, seeds, pool.device(device), report, pool)
+        records, summary = reproduce(out, preset, seeds, pool.device(device), report, pool)
     show_results(pool, out, summary, lambda: draw(out, records))
 
 
@@ -80,7 +80,7 @@ def _cleaning(plan: Plan, pool: Workers) -> None:
     with watched("runs", pool.first) as report:
         results, summary = carry_out(plan, report, pool)
     note = ""
-    if plan.panels.cleaning_spec.scale == "smoke":
+    if plan.panels.cleaning_spec.preset == "smoke":
         note = "Small data and another model: what does not hold here may hold at the paper's size."
     show_results(pool, plan.out, summary, lambda: draw(plan.out, plan.figures, results), note)
 
@@ -91,12 +91,12 @@ def _group(name: str, text: str) -> None:
     @interruptible(RESUMES)
     def command(
         out: Out,
-        scale: Scale = "smoke",
+        preset: Preset = "smoke",
         seeds: Seeds = 1,
         data_dir: DataDir = None,
         device: Device = "auto",
         model: Model = None,
-        budget: Budget = None,
+        time_limit: TimeLimit = None,
         engine: Engine = "auto",
         jobs: Jobs = None,
     ) -> None:
@@ -104,7 +104,7 @@ def _group(name: str, text: str) -> None:
         from fsla_reproduction.reproduce import prepare
         from fsla_reproduction.runs import workers
 
-        cleaning_spec = CleaningSpec(scale, model, budget)
+        cleaning_spec = CleaningSpec(preset, model, time_limit)
         if name == "all":
             check_parent(out, ("synthetic", "cleaning"))
         pool = workers(jobs)
@@ -118,7 +118,7 @@ def _group(name: str, text: str) -> None:
             engine=engine,
         )
         if name == "all":  # by now everything that was asked for is known to be good
-            _synthetic(out / "synthetic", 20 if scale == "paper" else min(seeds, 3), pool)
+            _synthetic(out / "synthetic", 20 if preset == "paper" else min(seeds, 3), pool)
         _cleaning(plan, pool)
 
     reproduce.command(name, help=text)(command)
@@ -127,10 +127,10 @@ def _group(name: str, text: str) -> None:
 _group("overview", "A first look: FSLA, CG with 1 and 10 steps and no cleaning, the same oracle calls for each.")
 _group("fig2", "FSLA and BP: validation loss against hyper-iterations and time; oracle calls; weights.")
 _group("fig3", "FSLA against NS and CG, warm and restarted: eight panels.")
-_group("fig4", "FSLA against the best CG on Fashion-MNIST and QMNIST (at smoke scale: two other kinds of noise).")
+_group("fig4", "FSLA against the best CG on Fashion-MNIST and QMNIST (preset smoke: two other kinds of noise).")
 _group("ablations", "Figures 5 and 6: batch size, δ, c_τ, c_η, c_β; and what the momentum gains.")
 _group("momentum", "Not in the paper: STORM, a moving average, no momentum, and STORM on shared batches.")
-_group("all", "Everything, the synthetic experiment too (20 seeds of it at paper scale, at most 3 at smoke scale).")
+_group("all", "Everything, the synthetic experiment too (20 seeds of it with preset paper, at most 3 with smoke).")
 
 
 def show_results(pool: Workers, out: Path, summary: Summary, draw: Callable[[], list[Path]], note: str = "") -> None:

@@ -26,13 +26,14 @@ from fsla_reproduction.methods import Bp, Cg, Fsla, Method, NoCleaning, Ns, Orac
 class CleaningSpec:
     """What was asked for, and so what an output folder holds. Figures and seeds may be added to a folder later."""
 
-    scale: str = "smoke"
+    preset: str = "smoke"
     model: str | None = None
-    budget_s: float | None = None
+    time_limit: float | None = None
+    """Minutes of a run."""
 
     def __post_init__(self) -> None:
-        pick(self.scale, SCALES, "scale")
-        positive(self.budget_s, "budget", "reproduce", optional=True)
+        pick(self.preset, PRESETS, "preset")
+        positive(self.time_limit, "time_limit", "reproduce", optional=True)
 
 
 @dataclass(frozen=True)
@@ -66,7 +67,7 @@ class Panels:
 
 
 @dataclass(frozen=True)
-class Scale:
+class Preset:
     base: RunSpec
     calls: int
     """Oracle calls of each run of the overview."""
@@ -81,8 +82,8 @@ class Scale:
 
 
 _DIGITS = TaskSpec("digits", n_train=600, n_valid=500)
-SCALES = {
-    "smoke": Scale(
+PRESETS = {
+    "smoke": Preset(
         RunSpec(
             _DIGITS, model="softmax", steps=300, every=20, batch=64,
             delta=120.0, c_tau=1 / 120, c_beta=0.1 / 120, c_eta=0.9 / 120,
@@ -97,7 +98,7 @@ SCALES = {
         },
         batches=(8, 32, 64, 128),
     ),
-    "paper": Scale(
+    "paper": Preset(
         RunSpec(TaskSpec("mnist")),
         calls=10_000,
         bp=(1, 11, 51, 101, 201),
@@ -111,19 +112,20 @@ SCALES = {
 
 def panels(cleaning_spec: CleaningSpec) -> Panels:
     """Builds the panels of every figure."""
-    scale = SCALES[cleaning_spec.scale]
-    base = replace(scale.base, budget_s=cleaning_spec.budget_s)
+    preset = PRESETS[cleaning_spec.preset]
+    limit = cleaning_spec.time_limit
+    base = replace(preset.base, budget_s=None if limit is None else 60 * limit)
     if cleaning_spec.model is not None:
         base = replace(base, model=cleaning_spec.model)
-    scale = replace(scale, base=base)
-    return Panels(cleaning_spec, base, {name: tuple(build(scale)) for name, build in FIGURES.items()})
+    preset = replace(preset, base=base)
+    return Panels(cleaning_spec, base, {name: tuple(build(preset)) for name, build in FIGURES.items()})
 
 
 def _methods(base: RunSpec, *methods: Method) -> dict[str, RunSpec]:
     return {method.legend: replace(base, method=method) for method in methods}
 
 
-def _overview(s: Scale) -> list[Panel]:
+def _overview(s: Preset) -> list[Panel]:
     """Every method with the same number of oracle calls, and some sixty records."""
     methods = (
         Fsla(),
@@ -140,11 +142,11 @@ def _overview(s: Scale) -> list[Panel]:
     return [Panel("equal oracle calls", runs)]
 
 
-def _fig2(s: Scale) -> list[Panel]:
+def _fig2(s: Preset) -> list[Panel]:
     return [Panel("FSLA and BP", _methods(s.base, Fsla(), *(Bp(T) for T in s.bp), NoCleaning(), Oracle()))]
 
 
-def _fig3(s: Scale) -> list[Panel]:
+def _fig3(s: Preset) -> list[Panel]:
     return [
         Panel("NS, warm start", _methods(s.base, Fsla(), *(Ns(1, K) for K in s.warm))),
         Panel("NS, restarted", _methods(s.base, Fsla(), Ns(1, 10), *(Ns(T, 10) for T in s.cold))),
@@ -153,14 +155,14 @@ def _fig3(s: Scale) -> list[Panel]:
     ]
 
 
-def _fig4(s: Scale) -> list[Panel]:
+def _fig4(s: Preset) -> list[Panel]:
     return [
         Panel(title, _methods(replace(s.base, task=task), Fsla(), Cg(1, 10), NoCleaning()))
         for title, task in s.others.items()
     ]
 
 
-def _fig5(s: Scale) -> list[Panel]:
+def _fig5(s: Preset) -> list[Panel]:
     base = s.base
     return [
         Panel("batch size", {f"{size}": replace(base, batch=size) for size in s.batches}),
@@ -168,7 +170,7 @@ def _fig5(s: Scale) -> list[Panel]:
     ]
 
 
-def _fig6(s: Scale) -> list[Panel]:
+def _fig6(s: Preset) -> list[Panel]:
     base = s.base
     return [
         _factor("c_τ", base, base.c_tau, lambda x: replace(base, c_tau=x), (0.25, 0.5, 1.0, 2.0)),
@@ -177,7 +179,7 @@ def _fig6(s: Scale) -> list[Panel]:
     ]
 
 
-def _momentum(s: Scale) -> list[Panel]:
+def _momentum(s: Preset) -> list[Panel]:
     """Not in the paper: what STORM gains, what sharing one batch costs it, and Gauss-Newton for the Hessian."""
     storm = s.base
     average = replace(s.base, method=Fsla(momentum="average"))
@@ -217,7 +219,7 @@ def _factor(
     return Panel(title, runs)
 
 
-FIGURES: dict[str, Callable[[Scale], list[Panel]]] = {
+FIGURES: dict[str, Callable[[Preset], list[Panel]]] = {
     "overview": _overview,
     "fig2": _fig2,
     "fig3": _fig3,

@@ -48,9 +48,9 @@ def _cell(value: object) -> str:
     return str(value)
 
 
-_ANSWERS = {True: "yes", False: "**no**", None: "not decided"}
+_YES_NO = {True: "yes", False: "**no**", None: "not decided"}
 
 
 def claims(rows: Sequence[tuple[str, bool | None, str]]) -> str:
     """A Markdown table of claims: what the paper says, whether it held, and the figures."""
-    return table(["claim", "held", "figures"], [(text, _ANSWERS[holds], seen) for text, holds, seen in rows])
+    return table(["claim", "held", "figures"], [(text, _YES_NO[holds], seen) for text, holds, seen in rows])

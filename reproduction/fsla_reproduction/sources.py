@@ -6,7 +6,7 @@ differences; another trains it alike with equal weights. Both are judged on fres
 
 ω moves by Adam with the step τ that suits plain training at the size. λ moves by Adam too, so that α is a step in the
 logit whatever the scale of the loss: 0.05 goes from ½ to 0.95 in some sixty steps. v moves by plain steps, which must
-stay below 2/L, where L is the largest curvature of G. At the smoke scale β = 0.05 and 0.005 found the same sources. A
+stay below 2/L, where L is the largest curvature of G. With preset smoke β = 0.05 and 0.005 found the same sources. A
 network of four layers, 128 wide, needed two things more: λ and v must wait until the loss begins to fall (β = 0.01 from
 the first step made ‖v‖ 17, of no use ever after; after 40 steps of waiting it stayed below 1), and λ's Adam must forget
 large gradients within some twenty steps. With them β = 0.01 and 0.003 found the same sources there too; the largest
@@ -72,7 +72,7 @@ class SourcesSpec:
         return torch.bfloat16 if self.autocast else None
 
 
-SCALES = {
+PRESETS = {
     "smoke": SourcesSpec(),
     "full": SourcesSpec(size=GPT2_SMALL, text=TextSpec(), batch=8, tau=3e-4, beta=0.003, wait=50, autocast=True),
 }
@@ -261,14 +261,14 @@ def claims(summary: Record) -> tuple[Claim, ...]:
 
 def reproduce(
     out: Path,
-    scale: str,
+    preset: str,
     seeds: int,
     device: torch.device,
     report: Report = unseen,
     workers: Workers = LOCAL,
 ) -> tuple[list[Record], Summary]:
     """Does the runs that the folder lacks, and writes the summary; returns the records and the summary."""
-    spec = replace(pick(scale, SCALES, "scale"), seeds=seeds)
+    spec = replace(pick(preset, PRESETS, "preset"), seeds=seeds)
     folder = workers.open(out, "sources", spec)
     records = run(spec, folder, device, report, workers)
     return records, conclude(spec, records, folder)

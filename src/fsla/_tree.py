@@ -19,6 +19,8 @@ from typing import TYPE_CHECKING, TypeGuard, TypeVar, overload
 import torch
 from torch import Tensor
 
+from fsla._torch import foreach_add, foreach_add_, foreach_copy_, foreach_mul, foreach_norm
+
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
 
@@ -134,10 +136,10 @@ def axpy(a: Scalar, x: Leaves, y: Leaves) -> Leaves:
     if not own:
         return {}
     if isinstance(a, Tensor):
-        total = torch._foreach_mul(other, a)
-        torch._foreach_add_(total, own)
+        total = foreach_mul(other, a)
+        foreach_add_(total, own)
         return dict(zip(y, total, strict=True))
-    return dict(zip(y, torch._foreach_add(own, other, alpha=a), strict=True))
+    return dict(zip(y, foreach_add(own, other, alpha=a), strict=True))
 
 
 def _add(y: Leaf, a: Scalar, x: Leaf) -> Leaf:
@@ -191,7 +193,7 @@ def scale(a: Scalar, x: Leaves) -> Leaves:
     own = list(x.values())
     if not _tensors(own):
         return {name: t.scaled(a) if isinstance(t, RowSparse) else a * t for name, t in x.items()}
-    return dict(zip(x, torch._foreach_mul(own, a), strict=True)) if own else {}
+    return dict(zip(x, foreach_mul(own, a), strict=True)) if own else {}
 
 
 def scale_each(a: Mapping[str, Scalar], x: Tree) -> Tree:
@@ -200,7 +202,7 @@ def scale_each(a: Mapping[str, Scalar], x: Tree) -> Tree:
     numbers = [factor for factor in factors if not isinstance(factor, Tensor)]
     if len(numbers) < len(factors):
         return {name: factor * t for factor, (name, t) in zip(factors, x.items(), strict=True)}
-    return dict(zip(x, torch._foreach_mul(list(x.values()), numbers), strict=True))
+    return dict(zip(x, foreach_mul(list(x.values()), numbers), strict=True))
 
 
 def dot(x: Leaves, y: Leaves) -> Tensor:
@@ -218,7 +220,7 @@ def _joined(tensors: list[Tensor]) -> Tensor:
 
 def norm(x: Leaves) -> Tensor:
     """Returns the Euclidean norm of x as a 0-d tensor."""
-    total: Tensor = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(list(dense(x).values()))))
+    total: Tensor = torch.linalg.vector_norm(torch.stack(foreach_norm(list(dense(x).values()))))
     return whole(total)
 
 
@@ -229,7 +231,7 @@ def copy_(to: list[Tensor], source: list[Tensor]) -> None:
             for t, value in zip(to, source, strict=True):
                 t.copy_(value)
         elif to:
-            torch._foreach_copy_(to, source)
+            foreach_copy_(to, source)
 
 
 def is_sharded(t: object) -> TypeGuard[DTensor]:

@@ -21,11 +21,15 @@ def compare(
         str, typer.Option(help="Only these, with commas: quadratic, ridge_cancer, cleaning_digits … Default: all.")
     ] = "",
     seeds: Annotated[int, typer.Option(min=1, help="Runs of each tuned algorithm on each problem.")] = 3,
-    scale: Annotated[
+    preset: Annotated[
         str, typer.Option(help="'smoke': a few hundred calls a run, offline. 'paper': 8000, and 16 trials for tuning.")
     ] = "smoke",
-    calls: Annotated[int | None, typer.Option(min=1, help="Oracle calls of a run. Default: the scale's.")] = None,
-    trials: Annotated[int | None, typer.Option(min=1, help="Settings that each may try. Default: the scale's.")] = None,
+    max_oracle_calls: Annotated[
+        int | None, typer.Option(min=1, help="Oracle calls of a run. Default: the preset's.")
+    ] = None,
+    num_trials: Annotated[
+        int | None, typer.Option(min=1, help="Settings that each may try. Default: the preset's.")
+    ] = None,
     data_dir: DataDir = None,
     jobs: Jobs = None,
 ) -> None:
@@ -38,7 +42,7 @@ def compare(
     from fsla_benchmarks.compare.plot import draw
     from fsla_reproduction.runs import workers
 
-    spec = CompareSpec(scale, seeds, _names(algorithms), _names(problems), calls, trials)
+    spec = CompareSpec(preset, seeds, _names(algorithms), _names(problems), max_oracle_calls, num_trials)
     pool = workers(jobs)
     plan = prepare(out, spec, data_dir, pool)
     if pool.first:

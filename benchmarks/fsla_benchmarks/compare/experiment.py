@@ -40,18 +40,18 @@ START: Setting = {**dict.fromkeys(RANGES, 1.0), "power": 0.0}
 class CompareSpec:
     """The settings of a comparison; empty tuples stand for all."""
 
-    scale: str = "smoke"
+    preset: str = "smoke"
     seeds: int = 3
     algorithms: tuple[str, ...] = ()
     problems: tuple[str, ...] = ()
-    calls: int | None = None
-    tries: int | None = None
-    """Oracle calls of a run, and settings to try, where they are not the scale's."""
+    max_oracle_calls: int | None = None
+    num_trials: int | None = None
+    """Oracle calls of a run, and settings to try, where they are not the preset's."""
 
     def __post_init__(self) -> None:
-        pick(self.scale, {"smoke": 0, "paper": 0}, "scale")
+        pick(self.preset, {"smoke": 0, "paper": 0}, "preset")
         whole_number(self.seeds, "seeds", "CompareSpec")
-        for name in ("calls", "tries"):
+        for name in ("max_oracle_calls", "num_trials"):
             if getattr(self, name) is not None:
                 whole_number(getattr(self, name), name, "CompareSpec")
         for name in self.algorithms:
@@ -62,22 +62,22 @@ class CompareSpec:
     @property
     def budget(self) -> int:
         """Oracle calls of a run."""
-        return self.calls or (8000 if self.scale == "paper" else 200)
+        return self.max_oracle_calls or (8000 if self.preset == "paper" else 200)
 
     @property
     def trials(self) -> int:
         """Settings that each method may try on each problem."""
-        return self.tries or (16 if self.scale == "paper" else 2)
+        return self.num_trials or (16 if self.preset == "paper" else 2)
 
     @property
     def iterations(self) -> int:
         """Of the search for the least f."""
-        return 150 if self.scale == "paper" else 5
+        return 150 if self.preset == "paper" else 5
 
     @property
     def marks(self) -> tuple[float, ...]:
         """The numbers of calls at which a reported run is measured, each a little more than the one before."""
-        number = 32 if self.scale == "paper" else 8
+        number = 32 if self.preset == "paper" else 8
         return tuple(self.budget * 2 ** ((j - number) / 4) for j in range(number + 1))
 
 
@@ -147,7 +147,7 @@ class Plan:
 def prepare(out: Path, spec: CompareSpec, data_dir: Path | None = None, workers: Workers = LOCAL) -> Plan:
     """Reads the data and opens the folder. A problem that was not named is left out where it has no data."""
     offline = [name for name in PROBLEMS if DATA.get(name) != "mnist"]
-    names = spec.problems or (tuple(PROBLEMS) if spec.scale == "paper" else offline)
+    names = spec.problems or (tuple(PROBLEMS) if spec.preset == "paper" else offline)
     tasks: dict[str, Task] = {}
     prints: dict[str, str] = {}
     skipped: list[str] = []
@@ -179,7 +179,7 @@ def carry_out(plan: Plan, report: Report = unseen, workers: Workers = LOCAL) -> 
     workers.do(plan.folder, _jobs(plan, plan.second, chosen), report, len(plan.first), total)
     records = plan.folder.gather([unit.name for unit in (*plan.first, *plan.second)])
     results = Results.of(records, {name: task.title for name, task in plan.tasks.items()})
-    summary = summary_of(plan.spec.scale, plan.spec.budget, plan.spec.trials, results, plan.skipped)
+    summary = summary_of(plan.spec.preset, plan.spec.budget, plan.spec.trials, results, plan.skipped)
     plan.folder.conclude(summary)
     return results, summary
 

@@ -178,10 +178,10 @@ def _overall(rows: Sequence[Record], curves: Mapping[tuple[str, str], Sequence[C
     return tuple(sorted(result, key=lambda row: row["mean_rank"]))
 
 
-def summary_of(scale: str, budget: int, trials: int, results: Results, skipped: Sequence[str]) -> Summary:
+def summary_of(preset: str, budget: int, trials: int, results: Results, skipped: Sequence[str]) -> Summary:
     """summary.json and summary.md."""
     numbers = {
-        "scale": scale,
+        "preset": preset,
         "budget": budget,
         "trials": trials,
         "overall": list(results.overall),

@@ -23,8 +23,8 @@ class BenchRequest:
     problems: tuple[str, ...]
     engines: tuple[str, ...]
     scalings: tuple[str, ...] = ()
-    rounds: int = 9
-    peers: bool = False
+    repeats: int = 9
+    baselines: bool = False
     autocast: bool = False
 
     def __post_init__(self) -> None:
@@ -35,13 +35,13 @@ class BenchRequest:
     def measured(self, device: torch.device, report: Report) -> tuple[list[Row], list[str]]:
         """The rows, and a line for whatever could not be measured, with the reason."""
         small = tuple(name for name in self.problems if name != "transformer")
-        rows, notes = measure(small, self.rounds, device, report, engines=self.engines, with_peers=self.peers)
+        rows, notes = measure(small, self.repeats, device, report, engines=self.engines, with_peers=self.baselines)
         if "transformer" in self.problems:
             transformer_rows, transformer_notes = measure_transformer(
-                self.rounds, device, report, engines=self.engines, autocast=self.autocast
+                self.repeats, device, report, engines=self.engines, autocast=self.autocast
             )
             rows += transformer_rows
             notes += transformer_notes
         for name in self.scalings:
-            rows += scaling(name, self.rounds, device, report)
+            rows += scaling(name, self.repeats, device, report)
         return rows, notes

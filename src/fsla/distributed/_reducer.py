@@ -17,6 +17,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from fsla._torch import all_reduce_sum
 from fsla._tree import is_sharded
 from fsla.distributed._join import SINGLE_PROCESS, get_group, raise_on_first
 from fsla.distributed._partition import BatchShard, count_samples, digest, first_length, rows_of_rank, take_rows
@@ -254,8 +255,7 @@ class DataParallelReducer(Reducer):
         for places in kinds.values():
             flat = torch.cat([sent[i].detach().reshape(-1) for i in places])
             self.ranks.count(flat)
-            flying = torch.ops._c10d_functional.all_reduce(flat, "sum", self._group)
-            flat = torch.ops._c10d_functional.wait_tensor(flying)
+            flat = all_reduce_sum(flat, self._group)
             for i, part in zip(places, torch.split(flat, [sent[i].numel() for i in places]), strict=True):
                 sums[i] = part.view(sent[i].shape)
         return sums

@@ -17,20 +17,13 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.utils import checkpoint as checkpointing
 
 from fsla._checks import pick
+from fsla._torch import check_recomputation, module_parameters, module_parts, recomputing_with, versions
 from fsla._tree import Tree
 from fsla.problems._passes import seeded
 
 BatchNorm = Literal["batch", "frozen"]
-_GENERATOR = "_checkpoint_without_reentrant_generator"
-"""PyTorch's own name of what makes a checkpoint (not a public one)."""
-if not hasattr(checkpointing, _GENERATOR):
-    raise ImportError(
-        f"fsla needs torch.utils.checkpoint.{_GENERATOR}, which torch {torch.__version__} has not: without it networks "
-        "with activation checkpoints would give wrong gradients. Use a torch that was tested, from 2.11 to 2.13."
-    )
 
 
 def make_functional(model: nn.Module, *, batch_norm: BatchNorm | None = None) -> tuple[Tree, Network]:
@@ -49,6 +42,7 @@ def make_functional(model: nn.Module, *, batch_norm: BatchNorm | None = None) ->
     Networks that draw something on each forward pass need batches with a seed; networks that write their buffers are
     refused. What their modules do not tell, the first call does.
     """
+    check_recomputation()
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be a torch.nn.Module. Got {type(model).__name__} instead.")
     if batch_norm is not None:
@@ -114,36 +108,34 @@ class Network:
         A checkpoint runs its part of the network again during the backward pass, when the model has its own parameters
         back: without this the gradients would be those of another point, and nothing would say so.
         """
-        original = getattr(checkpointing, _GENERATOR)
 
-        def generator(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        def wrap(function: Callable[..., Any]) -> Callable[..., Any]:
             def again(*inputs: Any, **named: Any) -> Any:
                 with self._policy(), self._swapped(omega):
                     return function(*inputs, **named)
 
-            return original(again, *args, **kwargs)
+            return again
 
         own = [parameters[key] for parameters, key, _ in self._places]
-        setattr(checkpointing, _GENERATOR, generator)
         try:
-            for parameters, key, name in self._places:
-                parameters[key] = omega[name]
-            yield
+            with recomputing_with(wrap):
+                for parameters, key, name in self._places:
+                    parameters[key] = omega[name]
+                yield
         finally:
-            setattr(checkpointing, _GENERATOR, original)
             for (parameters, key, _), parameter in zip(self._places, own, strict=True):
                 parameters[key] = parameter
 
     def _first_call(self, inputs: tuple[Any, ...], named: dict[str, Any]) -> Any:
         """The first call in a mode: does it draw or write anything?"""
         buffers = dict(self._model.named_buffers())
-        versions = {name: b._version for name, b in buffers.items()}
+        before = versions(buffers.values())
         random = _random_state()
         out = self._model(*inputs, **named)
         drew = not all(torch.equal(a, b) for a, b in zip(random, _random_state(), strict=True))
         if drew and not seeded.get():
             raise ValueError(f"{_ALONE}, but it draws random numbers on each pass. {_SEED}")
-        written = [name for name, b in buffers.items() if b._version != versions[name]]
+        written = [name for name, a, b in zip(buffers, before, versions(buffers.values()), strict=True) if a != b]
         if written:
             raise ValueError(f"{_ALONE}, but it writes its buffers {written} on each pass. {_EVAL}")
         return out
@@ -198,9 +190,9 @@ def _places(model: nn.Module) -> list[tuple[dict[str, Any], str, str]]:
     """
     names = {p: name for name, p in model.named_parameters() if p.requires_grad}
     return [
-        (m._parameters, key, names[p])
+        (module_parameters(m), key, names[p])
         for m in model.modules()
-        for key, p in m._parameters.items()
+        for key, p in module_parameters(m).items()
         if p is not None and p in names
     ]
 
@@ -210,8 +202,9 @@ def _members(model: nn.Module) -> int:
     parts = [model]
     total = 0
     for m in parts:
-        total += len(m._parameters) + len(m._modules)
-        parts += [child for child in m._modules.values() if child is not None]
+        children = module_parts(m)
+        total += len(module_parameters(m)) + len(children)
+        parts += [child for child in children.values() if child is not None]
     return total
 
 

@@ -22,6 +22,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
+from fsla._torch import foreach_add_, foreach_mul
 from fsla._tree import Shifted, Tree, copy_, is_sharded, own
 from fsla.distributed import raise_on_first
 from fsla.distributed._reducer import GraphLeaves, Part, Reducer
@@ -260,7 +261,7 @@ def parameters_at(parameters: Mapping[str, nn.Parameter], x: Tree) -> Iterator[N
     copy_(before, targets)
     try:
         if isinstance(x, Shifted) and moves_here:  # without a copy of the point
-            torch._foreach_add_(targets, torch._foreach_mul([x.x[name] for name in moved], x.a))
+            foreach_add_(targets, foreach_mul([x.x[name] for name in moved], x.a))
         else:
             copy_(targets, [x[name] for name in moved])
         yield

@@ -12,13 +12,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from functools import cache
-from importlib import import_module
 from typing import Any, TypeVar
 
 import torch
 import torch.autograd.forward_ad as forward
 from torch import Tensor
 
+from fsla._torch import load_forward_mode
 from fsla._tree import Tree, aligned, lasting
 from fsla.distributed._reducer import Part
 
@@ -132,7 +132,7 @@ def _load_forward_mode() -> None:
     """PyTorch's forward mode compiles a module of its own when it is first used, and warns of itself."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        import_module("torch._decomp.decompositions_for_jvp")
+        load_forward_mode()
 
 
 def duals(omega: Tree, v: Tree) -> Tree:

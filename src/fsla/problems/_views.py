@@ -19,6 +19,7 @@ from torch import Tensor
 
 from fsla import _tree as tree
 from fsla._state_tree import saved
+from fsla._torch import versions
 from fsla._tree import Leaves, Scalar, Shifted, Tree, axpy, lasting, norm, scale, sub
 from fsla.problems._batches import Batch
 
@@ -50,10 +51,10 @@ class Unmoved:
 
     def __init__(self, at: Point) -> None:
         self._tensors = (*lasting(at.omega).values(), *at.lam.values())
-        self._versions = [t._version for t in self._tensors]
+        self._versions = versions(self._tensors)
 
     def check(self) -> None:
-        if [t._version for t in self._tensors] != self._versions:
+        if versions(self._tensors) != self._versions:
             raise RuntimeError(
                 "A view must be asked before its point moves in place: this one was made at tensors that have been "
                 "written to since. Ask for its derivatives first, or make a new Point after the move."

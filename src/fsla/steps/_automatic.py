@@ -18,6 +18,7 @@ from torch import Tensor
 
 from fsla._checks import positive
 from fsla._state_tree import evolve, saved
+from fsla._torch import foreach_div_
 from fsla._tree import Tree, axpy, dot, is_sharded, norm, scalar, scale, spread, sub, where, zeros_like
 from fsla.problems._views import View
 from fsla.steps._schedules import Rates, StepSizes
@@ -243,7 +244,7 @@ def _noise(like: Tree, generator_state: Tensor) -> tuple[Tree, Tensor]:
     else:  # The run was saved on another kind of device, whose generator has another form.
         generator.manual_seed(0)
     drawn = [spread(torch.randn(t.shape, generator=generator, device=generator.device), t) for t in like.values()]
-    torch._foreach_div_(drawn, sum(t.numel() for t in drawn) ** 0.5)
+    foreach_div_(drawn, sum(t.numel() for t in drawn) ** 0.5)
     return dict(zip(like, drawn, strict=True)), generator.get_state()
 
 

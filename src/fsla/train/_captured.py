@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from fsla._state_tree import describe, map_tensors, tensors_of
+from fsla._torch import foreach_copy_, foreach_norm
 from fsla.algorithms._base import Algorithm, State
 from fsla.problems._batches import Batch, StepBatches
 from fsla.problems._wrappers import CountedProblem
@@ -430,7 +431,7 @@ def _parts(state: State) -> Mapping[str, list[Tensor]]:
 def _norm(a: Sequence[Tensor], b: Sequence[Tensor] | None = None) -> float:
     """‖a‖ or ‖a - b‖, NaN where anything is."""
     gaps = a if b is None else [x - y for x, y in zip(a, b, strict=True)]
-    return float(torch.stack(torch._foreach_norm(list(gaps), 2, dtype=torch.float64)).norm()) if gaps else 0.0
+    return float(torch.stack(foreach_norm(list(gaps), 2, dtype=torch.float64)).norm()) if gaps else 0.0
 
 
 def _nudge(t: Tensor) -> Tensor:
@@ -449,7 +450,7 @@ def write_tensors(places: Sequence[Tensor], values: Sequence[Tensor]) -> None:
     written = {place.untyped_storage().data_ptr() for place, _ in pairs}
     with torch.no_grad():
         safe = [value.clone() if value.untyped_storage().data_ptr() in written else value for _, value in pairs]
-        torch._foreach_copy_([place for place, _ in pairs], safe)
+        foreach_copy_([place for place, _ in pairs], safe)
 
 
 def leaves_of(x: object) -> list[object]:

@@ -11,6 +11,7 @@ import torch
 
 from fsla._json_values import finite, named, plain
 from fsla._state_tree import tensors_of
+from fsla._torch import foreach_norm
 from fsla.algorithms._base import State
 from fsla.problems._wrappers import OracleCounts
 from fsla.steps._updates import Variable
@@ -77,7 +78,7 @@ def health(state: State) -> dict[str, float]:
     if not every:
         return {}
     with torch.no_grad():
-        left = iter(torch.stack(torch._foreach_norm(every, ord=math.inf)).tolist())
+        left = iter(torch.stack(foreach_norm(every, ord=math.inf)).tolist())
     return {name: _largest([next(left) for _ in group]) for name, group in held.items() if group}
 
 
