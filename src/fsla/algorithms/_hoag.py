@@ -18,7 +18,7 @@ from fsla.algorithms._base import Algorithm, State
 from fsla.algorithms._registry import register
 from fsla.algorithms._single_loop import Sizes
 from fsla.hypergradients._estimators import readout
-from fsla.hypergradients._linsolve import Matvec, cg
+from fsla.hypergradients._linear_solvers import Matvec, cg
 from fsla.problems._views import Point
 from fsla.steps._context import StepContext
 from fsla.steps._updates import Projection, Variable

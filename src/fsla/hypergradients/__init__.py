@@ -18,8 +18,13 @@ from fsla.hypergradients._estimators import (
     Tracked,
     WarmStartCG,
 )
-from fsla.hypergradients._linear_solvers import ConjugateGradient, Identity, Neumann, RandomNeumann
-from fsla.hypergradients._linsolve import largest_eigenvalue
+from fsla.hypergradients._linear_solvers import (
+    ConjugateGradient,
+    Identity,
+    Neumann,
+    RandomNeumann,
+    largest_eigenvalue,
+)
 
 __all__ = [
     "ConjugateGradient",

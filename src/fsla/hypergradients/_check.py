@@ -11,7 +11,6 @@ import torch
 
 from fsla._checks import pick, positive, whole_number
 from fsla._tree import Tree, axpy, dense, dot, flatten, is_finite, norm, size, sub, unflatten, zeros_like
-from fsla.hypergradients import _linsolve as linsolve
 from fsla.hypergradients._estimators import (
     Exact,
     ForwardUnroll,
@@ -22,7 +21,13 @@ from fsla.hypergradients._estimators import (
     readout,
 )
 from fsla.hypergradients._exact import solve_directly, solve_inner
-from fsla.hypergradients._linear_solvers import ConjugateGradient, Neumann
+from fsla.hypergradients._linear_solvers import (
+    ConjugateGradient,
+    Matvec,
+    Neumann,
+    largest_eigenvalue,
+    relative_residual,
+)
 from fsla.problems._batches import StepBatches
 from fsla.problems._views import FiniteDifferenceCheck, Oracles, Point, ProblemAtPoint, validate_start
 from fsla.steps._context import StepContext, descend
@@ -72,12 +77,12 @@ class _Request(NamedTuple):
     tol: float | None
     unroll_length: int | None
 
-    def hvp_at(self, at: Point) -> linsolve.Matvec:
+    def hvp_at(self, at: Point) -> Matvec:
         return self.step.inner_at(at, self.step.batches.hvp[0]).linearized().hvp
 
     def moving(self) -> StepContext:
         """Return the step with a size for ω and v: the given one, or one that is safe."""
-        lr = self.step_size or _safe_step(linsolve.largest_eigenvalue(self.hvp_at(self.at), self.at.omega))
+        lr = self.step_size or _safe_step(largest_eigenvalue(self.hvp_at(self.at), self.at.omega))
         return _context(self.step._problem, self.step.batches, lr)
 
 
@@ -149,7 +154,7 @@ def _implicit(ask: _Request) -> HypergradientResult:
 def _cg(ask: _Request) -> HypergradientResult:
     products = 0
 
-    def solve(matvec: linsolve.Matvec, b: Tree) -> Tree:
+    def solve(matvec: Matvec, b: Tree) -> Tree:
         def counted(v: Tree) -> Tree:
             nonlocal products
             products += 1
@@ -170,7 +175,7 @@ def _cg(ask: _Request) -> HypergradientResult:
 
 
 def _neumann(ask: _Request) -> HypergradientResult:
-    top = linsolve.largest_eigenvalue(ask.hvp_at(ask.at), ask.at.omega)
+    top = largest_eigenvalue(ask.hvp_at(ask.at), ask.at.omega)
     lr = ask.step_size or _safe_step(top)
     result = _solved(ask, Solved(Neumann(ask.num_steps, lr)).adjoint(ask.step, ask.at))
     if lr * top <= 2:
@@ -180,14 +185,6 @@ def _neumann(ask: _Request) -> HypergradientResult:
         message=f"The Neumann series diverges: its step must be under 2/L, which is at most {2 / top:.3g} here. "
         f"Got step_size={lr:.3g}. Leave step_size out to have about 1/L.",
     )
-
-
-def _unrolled(ask: _Request) -> HypergradientResult:
-    return _through_steps(ask, ReverseUnroll(ask.unroll_length))
-
-
-def _forward_unrolled(ask: _Request) -> HypergradientResult:
-    return _through_steps(ask, ForwardUnroll())
 
 
 def _through_steps(ask: _Request, estimator: HypergradientEstimator) -> HypergradientResult:
@@ -210,8 +207,8 @@ METHODS: dict[str, Callable[[_Request], HypergradientResult]] = {
     "implicit": _implicit,
     "cg": _cg,
     "neumann": _neumann,
-    "unrolled": _unrolled,
-    "forward_unrolled": _forward_unrolled,
+    "unrolled": lambda ask: _through_steps(ask, ReverseUnroll(ask.unroll_length)),
+    "forward_unrolled": lambda ask: _through_steps(ask, ForwardUnroll()),
     "single_loop": _single_loop,
 }
 
@@ -229,7 +226,7 @@ def _safe_step(top: float) -> float:
 def _solved(ask: _Request, v: Tree) -> HypergradientResult:
     """Proposition 1 with the v that was computed, and its residual, at the price of one more HVP."""
     p = ask.step.outer_at(ask.at, ask.step.batches.outer_grad_omega[0]).grad_omega
-    residual = float(linsolve.relative_residual(ask.hvp_at(ask.at), p, v))
+    residual = float(relative_residual(ask.hvp_at(ask.at), p, v))
     tol = torch.finfo(flatten(v).dtype).eps ** 0.5 if ask.tol is None else ask.tol
     value = dense(readout(ask.step, ask.at, v))
     return HypergradientResult(value, v, ask.at.omega, residual, residual <= tol)

@@ -1,25 +1,28 @@
-"""Ways to have v ≈ H⁻¹ b from products alone, with their settings.
+"""Linear solvers: v ≈ H⁻¹ b for a symmetric H known by its products alone.
 
-    Neumann             K terms of the series: K - 1 products
-    RandomNeumann       one term, drawn by the seed of the step, whose mean is the sum of K (Ghadimi & Wang 2018)
-    ConjugateGradient   K steps from zero: K products
+    Neumann             β Σ_{j<K} (I - βH)^j b: K - 1 products; converges iff 0 < β < 2/L
+    RandomNeumann       K β (I - βH)^j b with j drawn by the seed of the step: its mean is that sum (Ghadimi & Wang)
+    ConjugateGradient   K steps from zero: K products; exact for K ≥ n
     Identity            v = β b, no product (T1-T2, DARTS)
 
-Each is called with the product and b. `products` is how many products may each have a batch of its own.
+Each is called with the product and b. `products` is how many products may each have a batch of its own. `Neumann`
+equals K gradient steps of size β from zero on ½ vᵀHv - bᵀv. Where each product is of another batch's H, the first one
+is in most terms of the series, the last in one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
 from fsla._checks import positive, whole_number
-from fsla._tree import Tree, scale
-from fsla.hypergradients import _linsolve as linsolve
-from fsla.hypergradients._linsolve import Matvec
+from fsla._tree import Tree, axpy, dot, norm, scale, size, sub, zeros_like
 
+Matvec = Callable[[Tree], Tree]
 Solve = Callable[[Matvec, Tree], Tree]
 
 
@@ -39,7 +42,11 @@ class Neumann:
         return self.num_terms - 1
 
     def __call__(self, matvec: Matvec, b: Tree) -> Tree:
-        return linsolve.neumann(matvec, b, steps=self.num_terms, beta=self.adjoint_lr)
+        term = total = b
+        for _ in range(self.products):
+            term = axpy(-self.adjoint_lr, matvec(term), term)
+            total = axpy(1.0, term, total)
+        return scale(self.adjoint_lr, total)
 
 
 @dataclass(frozen=True)
@@ -79,7 +86,10 @@ class NeumannTerm:
     adjoint_lr: float
 
     def __call__(self, matvec: Matvec, b: Tree) -> Tree:
-        return linsolve.random_neumann(matvec, b, steps=self.num_terms, beta=self.adjoint_lr, length=self.length)
+        v = b
+        for _ in range(self.length):
+            v = axpy(-self.adjoint_lr, matvec(v), v)
+        return scale(self.num_terms * self.adjoint_lr, v)
 
 
 @dataclass(frozen=True)
@@ -95,7 +105,7 @@ class ConjugateGradient:
         positive(self.tol, "tol", "ConjugateGradient", optional=True)
 
     def __call__(self, matvec: Matvec, b: Tree) -> Tree:
-        return linsolve.cg(matvec, b, steps=self.hvp_steps, tol=self.tol, stop_early=self.stop_early)
+        return cg(matvec, b, steps=self.hvp_steps, tol=self.tol, stop_early=self.stop_early)
 
 
 @dataclass(frozen=True)
@@ -109,3 +119,86 @@ class Identity:
 
     def __call__(self, matvec: Matvec, b: Tree) -> Tree:
         return scale(self.adjoint_lr, b)
+
+
+class Step(NamedTuple):
+    """One step of CG: x_{k+1} = (I - α_k H) x_k + α_k p_k, which is a Term of Lemma 2's forward mode."""
+
+    alpha: Tensor
+    p: Tree
+
+
+def cg(
+    matvec: Matvec,
+    b: Tree,
+    *,
+    steps: int,
+    tol: float | None = None,
+    stop_early: bool = False,
+    history: list[Step] | None = None,
+) -> Tree:
+    """Returns the result of at most `steps` conjugate-gradient steps from zero.
+
+    Once ‖r‖ ≤ tol ‖b‖ (by default the rounding unit), or when a direction q with qᵀHq ≤ 0 shows that H is not positive
+    definite, the result no longer changes. With stop_early the loop then also ends, which saves products but makes
+    the host wait for the device at each step. `history` receives the (α_k, p_k) of Lemma 2.
+    """
+    v = zeros_like(b)
+    r = b
+    q = b
+    rr = dot(b, b)
+    floor = rr * (torch.finfo(rr.dtype).eps if tol is None else tol) ** 2
+    past = zeros_like(b)
+    active = rr > floor
+    for _ in range(steps):
+        hq = matvec(q)
+        curvature = dot(q, hq)
+        active = active & (rr > floor) & (curvature > 0)
+        if stop_early and not bool(active):
+            break
+        alpha = torch.where(active, rr / torch.where(active, curvature, 1), 0)
+        if history is not None:
+            history.append(Step(alpha, axpy(1.0, past, b)))
+        v = axpy(alpha, q, v)
+        r = axpy(-alpha, hq, r)
+        rr, before = dot(r, r), rr
+        past = scale(torch.where(active, rr / torch.where(active, before, 1), 0), q)
+        q = axpy(1.0, past, r)
+    return v
+
+
+def relative_residual(matvec: Matvec, b: Tree, v: Tree) -> Tensor:
+    """Returns ‖b - H v‖ / ‖b‖ (0 where b = 0, NaN where anything is), at the price of one product."""
+    scale_b = norm(b)
+    gap = norm(sub(b, matvec(v)))
+    return torch.where(scale_b == 0, gap, gap / torch.where(scale_b == 0, 1, scale_b))
+
+
+def largest_eigenvalue(matvec: Matvec, like: Tree, *, steps: int = 30, seed: int = 0) -> float:
+    """Returns a lower bound of the largest eigenvalue L of H, sharp after a few dozen Lanczos steps.
+
+    A Ritz value never exceeds L, so a step β with β · bound > 2 certainly exceeds 2/L. A few steps are enough where b
+    has weight on the top eigenvector; the start is drawn on the CPU from `seed`, so that it is the same on every
+    device.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    q: Tree = {name: torch.randn(t.shape, dtype=t.dtype, generator=generator).to(t.device) for name, t in like.items()}
+    q = scale(1 / norm(q), q)
+    basis = []
+    diagonal = []
+    off = []
+    for _ in range(min(steps, size(like))):
+        basis.append(q)
+        w = matvec(q)
+        diagonal.append(dot(q, w))
+        for _ in range(2):  # full reorthogonalisation, twice: the bases are short
+            for u in basis:
+                w = axpy(-dot(u, w), u, w)
+        off.append(norm(w))
+        if not float(off[-1]) > 1e-6 * abs(float(diagonal[0])):
+            break
+        q = scale(1 / off[-1], w)
+    a = torch.stack(diagonal).double()
+    b = torch.stack(off[: len(diagonal) - 1]).double() if len(diagonal) > 1 else None
+    t = torch.diag(a) if b is None else torch.diag(a) + torch.diag(b, 1) + torch.diag(b, -1)
+    return float(torch.linalg.eigvalsh(t)[-1])
