@@ -48,13 +48,11 @@ class DenseTracked(Algorithm[DenseState]):
     gradients: bool
     drift: bool
 
+    batches = BatchSpec(mixed_hvp=0)
+
     def __post_init__(self) -> None:
         super().__post_init__()
         positive(self.mu, "mu", "DenseTracked")
-
-    @property
-    def batches(self) -> BatchSpec:
-        return BatchSpec(mixed_hvp=0)
 
     def start(self, state: State, step: StepContext) -> DenseState:
         tracked = self._ask(step, state.point, tracked=True)

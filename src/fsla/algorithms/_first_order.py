@@ -43,6 +43,8 @@ class F2sa(Algorithm[F2saState]):
 
     inner_steps: int = 1
 
+    moves_adjoint = True
+
     def __post_init__(self) -> None:
         super().__post_init__()
         whole_number(self.inner_steps, "inner_steps", "F2sa")
@@ -50,10 +52,6 @@ class F2sa(Algorithm[F2saState]):
     @property
     def batches(self) -> BatchSpec:
         return BatchSpec(inner_grad=self.inner_steps, hvp=self.inner_steps)
-
-    @property
-    def moves_adjoint(self) -> bool:
-        return True
 
     def start(self, state: State, step: StepContext) -> F2saState:
         y = step.updates.adjoint.init({name: t.clone() for name, t in state.omega.value.items()})
@@ -95,13 +93,11 @@ class Bome(Algorithm[State]):
 
     inner_steps: int = 10
 
+    batches = BatchSpec(hvp=0, outer_grad_lam=0, mixed_hvp=0)
+
     def __post_init__(self) -> None:
         super().__post_init__()
         whole_number(self.inner_steps, "inner_steps", "Bome")
-
-    @property
-    def batches(self) -> BatchSpec:
-        return BatchSpec(hvp=0, outer_grad_lam=0, mixed_hvp=0)
 
     def start(self, state: State, step: StepContext) -> State:
         return state

@@ -54,15 +54,13 @@ class Hoag(Algorithm[HoagState]):
     up: float = 2.0
     down: float = 0.9
 
+    capturable = False
+
     def __post_init__(self) -> None:
         super().__post_init__()
         for name in ("tolerance", "decay", "up", "down"):
             positive(getattr(self, name), name, "Hoag")
         whole_number(self.max_iter, "max_iter", "Hoag")
-
-    @property
-    def capturable(self) -> bool:
-        return False
 
     def start(self, state: State, step: StepContext) -> HoagState:
         lam = state.lam.value

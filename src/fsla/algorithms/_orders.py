@@ -28,9 +28,24 @@ class SharedBatchWarning(UserWarning):
     """STORM on batches that also moved ω and v: its direction keeps a bias."""
 
 
+@dataclass(frozen=True)
+class AdjointState(State):
+    """State of an algorithm whose v moves by an update.
+
+    Args:
+        adjoint: v.
+    """
+
+    adjoint: Variable
+
+    @property
+    def v(self) -> Tree:
+        return self.adjoint.value
+
+
 @saved
 @dataclass(frozen=True)
-class AlternatingState(State):
+class AlternatingState(AdjointState):
     """State of `Alternating`.
 
     Args:
@@ -39,13 +54,8 @@ class AlternatingState(State):
         first_omega: where ω restarts, where it does.
     """
 
-    adjoint: Variable
     trajectory: tuple[tuple[Tree, Scalar], ...] = ()
     first_omega: Tree = field(default_factory=dict)
-
-    @property
-    def v(self) -> Tree:
-        return self.adjoint.value
 
     @property
     def position(self) -> Position:
@@ -172,7 +182,7 @@ _BIASED = (
 
 @saved
 @dataclass(frozen=True)
-class SimultaneousState(State):
+class SimultaneousState(AdjointState):
     """State of `Simultaneous`.
 
     Args:
@@ -181,14 +191,9 @@ class SimultaneousState(State):
         before: where the step before began, where a momentum looks back.
     """
 
-    adjoint: Variable
     omega_direction: Tree
     adjoint_direction: Tree
     before: Position | None
-
-    @property
-    def v(self) -> Tree:
-        return self.adjoint.value
 
 
 class Gradients(NamedTuple):

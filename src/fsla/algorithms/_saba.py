@@ -10,32 +10,27 @@ from torch import Tensor
 
 from fsla._checks import whole_number
 from fsla._state_tree import evolve, saved
-from fsla._tree import Tree, sub, zeros_like
+from fsla._tree import sub, zeros_like
 from fsla.algorithms._base import Algorithm, State
+from fsla.algorithms._orders import AdjointState
 from fsla.algorithms._registry import register
 from fsla.algorithms._single_loop import Sizes
 from fsla.problems._batches import Batch, BatchSpec
 from fsla.steps._context import StepContext
 from fsla.steps._saga import Table, corrected, empty
-from fsla.steps._updates import Projection, Variable
+from fsla.steps._updates import Projection
 
 
 @saved
 @dataclass(frozen=True)
-class SabaState(State):
+class SabaState(AdjointState):
     """State of `Saba`.
 
     Args:
-        adjoint: v.
         tables: what each batch said last, by oracle.
     """
 
-    adjoint: Variable
     tables: Mapping[str, Table]
-
-    @property
-    def v(self) -> Tree:
-        return self.adjoint.value
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,22 +40,14 @@ class Saba(Algorithm[SabaState]):
     inner_batches: int = 1
     outer_batches: int = 1
 
+    batches = BatchSpec(hvp=0, outer_grad_lam=0, mixed_hvp=0)
+    moves_adjoint = True
+    at_one_point = True
+
     def __post_init__(self) -> None:
         super().__post_init__()
         whole_number(self.inner_batches, "inner_batches", "Saba")
         whole_number(self.outer_batches, "outer_batches", "Saba")
-
-    @property
-    def batches(self) -> BatchSpec:
-        return BatchSpec(hvp=0, outer_grad_lam=0, mixed_hvp=0)
-
-    @property
-    def moves_adjoint(self) -> bool:
-        return True
-
-    @property
-    def at_one_point(self) -> bool:
-        return True
 
     def start(self, state: State, step: StepContext) -> SabaState:
         omega, lam = state.omega.value, state.lam.value

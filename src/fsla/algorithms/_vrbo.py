@@ -48,6 +48,8 @@ class Vrbo(Algorithm[VrboState]):
     estimator: Solved
     inner_steps: int = 3
 
+    capturable = False
+
     def __post_init__(self) -> None:
         super().__post_init__()
         whole_number(self.inner_steps, "inner_steps", "Vrbo", least=0)
@@ -55,10 +57,6 @@ class Vrbo(Algorithm[VrboState]):
     @property
     def batches(self) -> BatchSpec:
         return BatchSpec(*[self.inner_steps + 2] * 5)
-
-    @property
-    def capturable(self) -> bool:
-        return False
 
     def start(self, state: State, step: StepContext) -> VrboState:
         d_omega, d = self._gradients(step, state.point, 0)

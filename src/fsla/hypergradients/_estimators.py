@@ -258,9 +258,7 @@ def _rows(stacked: Tree) -> list[Tree]:
 class Exact(HypergradientEstimator):
     """∇f(λ) on the step's batches; ω of the position is only where Newton's method starts."""
 
-    @property
-    def capturable(self) -> bool:
-        return False
+    capturable = False
 
     def solved(self, step: StepContext, at: Point) -> Point:
         """Return (λ, ω_λ)."""
