@@ -29,7 +29,24 @@ _DEEPEST = 100
 
 
 def saved(cls: type[T]) -> type[T]:
-    """Declare a dataclass or NamedTuple that states are made of."""
+    """Declare a dataclass or NamedTuple that states are made of, so that checkpoints can hold it.
+
+    Args:
+        cls: the class; its name must be its own among the declared types.
+
+    Returns:
+        The class.
+
+    Raises:
+        TypeError: if another declared type has its name.
+
+    Example:
+        >>> from dataclasses import dataclass
+        >>> @fsla.algorithms.saved
+        ... @dataclass(frozen=True)
+        ... class CountingState(fsla.State):
+        ...     refreshes: int
+    """
     if _TYPES.setdefault(cls.__name__, cls).__qualname__ != cls.__qualname__:
         raise TypeError(f"Two types of saved states must have different names. Both are called {cls.__name__}.")
     _TYPES[cls.__name__] = cls

@@ -104,11 +104,41 @@ class DenseTracked(Algorithm[DenseState]):
 
 @register("stable")
 def stable(step_sizes: Sizes, *, mu: float = 1e-3, projection: Projection | None = None) -> DenseTracked:
-    """STABLE. Per step: 1 ∂_ω G, 1 of each derivative of F, 2 n joint products, an eigendecomposition of n x n."""
+    """Return STABLE: H and J are tracked as matrices, and ω follows the move of λ.
+
+    Cost of a step: 1 ∂_ω G, 1 of each derivative of F, 2 n joint products, an eigendecomposition of n x n.
+
+    Args:
+        step_sizes: step sizes of λ, ω and v: a schedule such as `fsla.steps.constant`.
+        mu: smallest eigenvalue that the tracked Hessian may have.
+        projection: set that λ stays in, such as `fsla.steps.Box(0, 1)`.
+
+    Returns:
+        The algorithm, a `DenseTracked`.
+
+    Example:
+        >>> minimize(fsla.algorithms.stable(constant(0.2, 0.5, 0.0)))
+        1.0
+    """
     return DenseTracked(step_sizes=step_sizes, mu=mu, gradients=False, drift=True, projection=projection)
 
 
 @register("svrb")
 def svrb(step_sizes: Sizes, *, mu: float = 1e-3, projection: Projection | None = None) -> DenseTracked:
-    """SVRB. Per step: 2 of each gradient, 2 n joint products, an eigendecomposition of n x n."""
+    """Return SVRB: H, J and the three gradients are tracked by STORM.
+
+    Cost of a step: 2 of each gradient, 2 n joint products, an eigendecomposition of n x n.
+
+    Args:
+        step_sizes: step sizes of λ, ω and v: a schedule such as `fsla.steps.constant`.
+        mu: smallest eigenvalue that the tracked Hessian may have.
+        projection: set that λ stays in, such as `fsla.steps.Box(0, 1)`.
+
+    Returns:
+        The algorithm, a `DenseTracked`.
+
+    Example:
+        >>> minimize(fsla.algorithms.svrb(constant(0.2, 0.5, 0.0)))
+        1.0
+    """
     return DenseTracked(step_sizes=step_sizes, mu=mu, gradients=True, drift=False, projection=projection)

@@ -120,5 +120,20 @@ def hoag(
     max_iter: int = 100,
     projection: Projection | None = None,
 ) -> Hoag:
-    """HOAG. The inner step size is τ of the step sizes, the first step of λ is α."""
+    """Return HOAG: inner problem and linear system solved to a falling tolerance.
+
+    Args:
+        step_sizes: τ of the inner steps, and α, the first step of λ.
+        tolerance: tolerance of the first step.
+        decay: factor by which the tolerance falls in each step.
+        max_iter: most iterations of a solve.
+        projection: set that λ stays in, such as `fsla.steps.Box(0, 1)`.
+
+    Returns:
+        The algorithm, a `Hoag`.
+
+    Example:
+        >>> minimize(fsla.algorithms.hoag(constant(0.2, 0.5, 0.0)))
+        0.99
+    """
     return Hoag(step_sizes=step_sizes, tolerance=tolerance, decay=decay, max_iter=max_iter, projection=projection)

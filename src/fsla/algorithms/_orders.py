@@ -25,7 +25,16 @@ from fsla.steps._updates import Variable
 
 
 class SharedBatchWarning(UserWarning):
-    """STORM on batches that also moved ω and v: its direction keeps a bias."""
+    """Warning that STORM reads batches that also moved ω and v: its direction keeps a bias.
+
+    Example:
+        >>> import warnings
+        >>> shared = fsla.StepBatches.draw("shared", lambda: None, lambda: None)
+        >>> with warnings.catch_warnings(record=True, action="always") as caught:
+        ...     state = fsla.algorithms.fsla(constant(0.2, 0.5, 0.5, 0.5)).init(problem, at, shared)
+        >>> caught[0].category.__name__
+        'SharedBatchWarning'
+    """
 
 
 @dataclass(frozen=True)
@@ -49,9 +58,14 @@ class AlternatingState(AdjointState):
     """State of `Alternating`.
 
     Args:
-        adjoint: the memory of the estimator, v where it tracks one; {} where it has none.
-        trajectory: the inner moves that led to ω, where the estimator unrolls them and the momentum looks back.
-        first_omega: where ω restarts, where it does.
+        adjoint: memory of the estimator: v where it tracks one, {} where it has none.
+        trajectory: inner moves that led to ω, if the estimator unrolls them and the momentum looks back.
+        first_omega: the value that ω restarts from, if it restarts.
+
+    Example:
+        >>> state = fsla.algorithms.fsla(constant(0.2, 0.5, 0.5, 0.5)).init(problem, at, batches)
+        >>> state.step_count, state.v
+        (0, {'w': tensor([0.])})
     """
 
     trajectory: tuple[tuple[Tree, Scalar], ...] = ()
@@ -74,17 +88,26 @@ class SensitivityState(AlternatingState):
 
 @dataclass(frozen=True, kw_only=True)
 class Alternating(Algorithm[AlternatingState]):
-    """Algorithm 1 and its relatives.
+    """Algorithm 1 and its relatives: λ moves by d, then ω and v, then d is taken at the new point.
 
     Args:
-        estimator: of the hypergradient.
-        momentum: how d is made from it.
-        inner_steps: moves of ω a step; with `growth`, ⌈inner_steps (k+1)^growth⌉ at step k.
+        estimator: estimator of the hypergradient.
+        momentum: rule that makes d from the hypergradient.
+        inner_steps: moves of ω in a step; with `growth`, ⌈inner_steps (k+1)^growth⌉ at step k.
+        growth: power by which the number of inner moves grows.
         warm_up: moves of ω before the first step, on its batch.
-        restart: whether ω restarts from the run's first ω at every step.
+        restart: whether ω restarts from the run's first ω in every step.
         adjoint_at: whether v moves at the "old_params" (Algorithm 1) or at the "new_params".
-        outer_last: whether λ moves last, along this step's d: the same cycle begun elsewhere, so that λ's first move
-            knows of v.
+        outer_last: whether λ moves last, along this step's d. The cycle is the same, but λ's first move reads a v that
+            has moved.
+
+    The other fields are those of `Algorithm`.
+
+    Example:
+        >>> from fsla.algorithms import Alternating
+        >>> from fsla.steps import EMA
+        >>> minimize(Alternating(step_sizes=constant(0.2, 0.5, 0.5, 0.5), momentum=EMA(), inner_steps=2))
+        1.0
     """
 
     estimator: HypergradientEstimator = field(default_factory=Tracked)
@@ -187,8 +210,14 @@ class SimultaneousState(AdjointState):
 
     Args:
         adjoint: v; {} where an estimator solves for it.
-        omega_direction, adjoint_direction: of ω and v; {} where they are not remembered.
-        before: where the step before began, where a momentum looks back.
+        omega_direction: direction of ω; {} where it is not remembered.
+        adjoint_direction: direction of v; {} where it is not remembered.
+        before: position where the last step began, if a momentum looks back.
+
+    Example:
+        >>> state = fsla.algorithms.soba(constant(0.2, 0.5, 0.5)).init(problem, at, batches)
+        >>> state.v, state.before
+        ({'w': tensor([0.])}, None)
     """
 
     omega_direction: Tree
@@ -214,12 +243,23 @@ _NONE = Gradients({}, {}, {}, {})
 
 @dataclass(frozen=True, kw_only=True)
 class Simultaneous(Algorithm[SimultaneousState]):
-    """SOBA and its relatives: ω by ∂_ω G, v by H v - ∂_ω F and λ by ∂_λ F - J v, all three from one point.
+    """SOBA and its relatives: ω, v and λ move at once, from one point.
+
+    ω moves along ∂_ω G, v along H v - ∂_ω F, and λ along ∂_λ F - J v.
 
     Args:
-        inner_momentum, adjoint_momentum, outer_momentum: how the directions of ω, v and λ are made.
-        estimator: one that solves for v at the point; then ω and λ alone move.
-        delayed_outer: whether λ moves by the d of the step before.
+        inner_momentum: rule that makes the direction of ω.
+        adjoint_momentum: rule that makes the direction of v.
+        outer_momentum: rule that makes the direction of λ.
+        estimator: estimator that solves for v at the point; then only ω and λ move.
+        delayed_outer: whether λ moves by the d of the last step.
+
+    The other fields are those of `Algorithm`.
+
+    Example:
+        >>> from fsla.algorithms import Simultaneous
+        >>> minimize(Simultaneous(step_sizes=constant(0.1, 0.5, 0.5), outer_update=fsla.steps.Momentum(0.5)))
+        1.0
     """
 
     inner_momentum: Direction = field(default_factory=NoMomentum)

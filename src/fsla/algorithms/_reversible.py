@@ -162,5 +162,21 @@ def _double(x: Scalar) -> Scalar:
 def reversible(
     step_sizes: Sizes, *, inner_steps: int = 10, decay: float = 0.9, projection: Projection | None = None
 ) -> Reversible:
-    """Reversible learning. Per step: 2 T ∂_ω G and T joint products, and no path."""
+    """Return reversible learning: T momentum steps, differentiated without a path.
+
+    Cost of a step: 2 T ∂_ω G and T joint products.
+
+    Args:
+        step_sizes: step sizes of λ, ω and v: a schedule such as `fsla.steps.constant`.
+        inner_steps: T, moves of ω in a step.
+        decay: γ of the momentum, a fraction with a denominator of at most 100.
+        projection: set that λ stays in, such as `fsla.steps.Box(0, 1)`.
+
+    Returns:
+        The algorithm, a `Reversible`.
+
+    Example:
+        >>> minimize(fsla.algorithms.reversible(constant(0.2, 0.5, 0.0), inner_steps=10, decay=0.5))
+        1.0
+    """
     return Reversible(step_sizes=step_sizes, inner_steps=inner_steps, decay=decay, projection=projection)

@@ -108,5 +108,22 @@ def _number(batch: Batch, count: int, level: str, device: torch.device) -> Tenso
 def saba(
     step_sizes: Sizes, *, inner_batches: int = 1, outer_batches: int = 1, projection: Projection | None = None
 ) -> Saba:
-    """SABA: the cost of SOBA, and tables of 2 trees like ω and one like λ a batch of G, one of each a batch of F."""
+    """Return SABA: SOBA with SAGA on its five oracles.
+
+    It costs what SOBA costs. Its tables hold 2 trees like ω and one like λ for each batch of G, and one of each for
+    each batch of F.
+
+    Args:
+        step_sizes: step sizes of λ, ω and v: a schedule such as `fsla.steps.constant`.
+        inner_batches: fixed batches that the inner data is cut into.
+        outer_batches: fixed batches that the outer data is cut into.
+        projection: set that λ stays in, such as `fsla.steps.Box(0, 1)`.
+
+    Returns:
+        The algorithm, a `Saba`.
+
+    Example:
+        >>> minimize(fsla.algorithms.saba(constant(0.2, 0.5, 0.5)))
+        1.0
+    """
     return Saba(step_sizes=step_sizes, inner_batches=inner_batches, outer_batches=outer_batches, projection=projection)

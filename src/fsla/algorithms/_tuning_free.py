@@ -72,5 +72,17 @@ class TuningFree(Algorithm[TuningFreeState]):
 
 @register("s_tfbo")
 def s_tfbo(step_sizes: Sizes, *, projection: Projection | None = None) -> TuningFree:
-    """S-TFBO: the cost of SOBA."""
+    """Return S-TFBO: SOBA whose steps follow from the lengths of its directions.
+
+    Args:
+        step_sizes: where the steps begin: ``fsla.steps.constant(1.0, 1.0, 1.0)`` will do.
+        projection: set that λ stays in, such as `fsla.steps.Box(0, 1)`.
+
+    Returns:
+        The algorithm, a `TuningFree`.
+
+    Example:
+        >>> minimize(fsla.algorithms.s_tfbo(constant(1.0, 1.0, 1.0)))
+        1.0
+    """
     return TuningFree(step_sizes=step_sizes, projection=projection)

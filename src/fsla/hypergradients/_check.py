@@ -37,20 +37,33 @@ from fsla.steps._updates import GradientDescent, Updates, Variable
 
 
 class ConvergenceWarning(UserWarning):
-    """A hypergradient was computed by an iteration that diverges, and means nothing."""
+    """Warning that an iteration did not converge, so that its result means nothing.
+
+    Example:
+        >>> import warnings
+        >>> with warnings.catch_warnings(record=True, action="always") as caught:
+        ...     result = fsla.hypergradient(problem, at, None, None, "neumann", step_size=1.0)
+        >>> caught[0].category.__name__
+        'ConvergenceWarning'
+    """
 
 
 @dataclass(frozen=True)
 class HypergradientResult:
-    """An approximate ∇f(λ) and how far to trust it.
+    """Result of `hypergradient`: an approximate ∇f(λ), and how far to trust it.
 
     Args:
         value: ∇f(λ), of the form of λ.
-        adjoint: v ≈ H⁻¹ ∂_ω F, where the method has one.
-        omega: where it was evaluated: the given ω, or the one that the method's inner steps ended in.
+        adjoint: v ≈ H⁻¹ ∂_ω F; None if the method has none.
+        omega: where it was evaluated: the given ω, or the one where the method's inner steps ended.
         residual: ‖∂_ω F - H v‖ / ‖∂_ω F‖ at `omega`.
-        converged: whether the residual is within the tolerance; None where the method solves no system.
-        message: what went wrong.
+        converged: whether the residual is within the tolerance; None if the method solves no system.
+        message: what went wrong; empty if nothing did.
+
+    Example:
+        >>> result = fsla.hypergradient(problem, at, None, None, "cg")
+        >>> result.converged, result.message
+        (True, '')
     """
 
     value: Tree
@@ -101,21 +114,36 @@ def hypergradient(
 ) -> HypergradientResult:
     """Return the hypergradient at (λ, ω) by one method, with its residual.
 
+    "exact" solves the inner problem from ``at.omega``. "unrolled", "forward_unrolled" and "single_loop" take
+    `num_steps` inner steps from there. The others evaluate at ``at.omega`` itself, and no number of steps removes its
+    distance to ω_λ.
+
     Args:
-        problem: the two losses, as `fsla.Problem`.
-        at: the point. "exact" solves the inner problem from at.omega; "unrolled", "forward_unrolled" and "single_loop"
-            take `num_steps` inner steps from it; the others evaluate at at.omega itself, whose distance to ω_λ no
-            number of steps removes.
-        inner_batch, outer_batch: what the losses are given.
-        method: "exact" (ω_λ by Newton, v by a direct solve), "implicit" (Proposition 1 at at.omega, v by a direct
-            solve), "cg", "neumann", "unrolled" (BP), "forward_unrolled" (BP in forward mode: p products a step),
+        problem: the two losses, such as a `fsla.Problem`.
+        at: the point.
+        inner_batch: what the inner loss is given.
+        outer_batch: what the outer loss is given.
+        method: "exact" (ω_λ by Newton, v by a direct solve), "implicit" (Proposition 1 at ``at.omega``, v by a direct
+            solve), "cg", "neumann", "unrolled" (BP), "forward_unrolled" (BP in forward mode: p products a step) or
             "single_loop" (FSLA at a fixed λ).
         num_steps: K, the number of terms, of conjugate-gradient steps or of inner steps.
-        step_size: the step of "neumann" and the inner step of the last three; by default 1/L, with L estimated.
-        tol: the relative residual at which "cg" stops and which counts as converged; by default the rounding unit for
-            the first and its square root for the second.
-        unroll_length: for "unrolled", differentiate through the last `unroll_length` inner steps only.
-        seed: fixes what random layers draw.
+        step_size: step of "neumann", and inner step of the last three; by default 1/L, with L estimated.
+        tol: relative residual at which "cg" stops and which counts as converged. By default the rounding unit for the
+            first and its square root for the second.
+        unroll_length: for "unrolled", how many of the last inner steps are differentiated.
+        seed: seed of what random layers draw.
+
+    Returns:
+        The estimate, its residual and a message.
+
+    Raises:
+        ValueError: if an argument is out of range, or the losses are not finite at the point.
+
+    Example:
+        >>> fsla.hypergradient(problem, at, None, None, "exact").value
+        {'x': tensor([-2., -2.])}
+        >>> fsla.hypergradient(problem, at, None, None, "single_loop", num_steps=100).value["x"].round(decimals=3)
+        tensor([-2., -2.])
     """
     compute = pick(method, METHODS, "method")
     whole_number(num_steps, "num_steps", "hypergradient")
@@ -244,14 +272,21 @@ class Row(NamedTuple):
 
 @dataclass(frozen=True)
 class HypergradientCheck:
-    """Every estimator against the exact hypergradient, as a table (print it).
+    """Result of `check_hypergradient`, which prints as a table.
 
     Args:
-        rows: one for each method and K.
-        exact_vs_finite_difference: the relative error of the exact one against a central difference of f along a
+        rows: a row for each method and K.
+        exact_vs_finite_difference: relative error of the exact hypergradient against a central difference of f along a
             random direction.
         distance_to_inner_minimum: ‖ω - ω_λ‖, which bounds what an estimator at ω can reach.
-        fd_step_check: where products are taken by differences, how much they depend on their step.
+        fd_step_check: how much products depend on their step, if they are taken by differences.
+
+    Example:
+        >>> check = fsla.check_hypergradient(problem, at, None, None, num_steps=20)
+        >>> check.exact_vs_finite_difference < 1e-2
+        True
+        >>> [row.method for row in check.rows]
+        ['implicit', 'cg', 'neumann', 'unrolled', 'forward_unrolled', 'single_loop']
     """
 
     rows: list[Row]
@@ -305,15 +340,27 @@ def check_hypergradient(
 ) -> HypergradientCheck:
     """Compare every estimator with the exact hypergradient, and that one with a central difference of f.
 
-    Call it as ``check_hypergradient(problem, at, inner_batch, outer_batch)``, or, with a `BilevelOptimizer`, as
-    ``check_hypergradient(bilevel, inner_batch, outer_batch)``, which looks at the point where its model stands.
+    Call it as ``check_hypergradient(problem, at, inner_batch, outer_batch)``. With a `fsla.BilevelOptimizer`, call it
+    as ``check_hypergradient(bilevel, inner_batch, outer_batch)``; it then looks at the point of the model.
 
-    Each is run from the given ω and from ω_λ: the first error holds the distance of ω from ω_λ, the second does not.
-    G must be strongly convex in ω, and small enough for many exact solves. "forward_unrolled" is left out above 64
-    coordinates of λ.
+    Each estimator runs from the given ω and from ω_λ. The first error includes the distance of ω from ω_λ, the second
+    does not. G must be strongly convex in ω, and small enough for many exact solves. "forward_unrolled" is left out
+    above 64 coordinates of λ.
 
     Args:
-        num_steps, step_size: as in `hypergradient`; a table has a row for each of several numbers of steps.
+        problem: the two losses, or a `fsla.BilevelOptimizer`.
+        where: the point, unless `problem` knows it, and an inner and an outer batch.
+        num_steps: one number of steps, or several: the table has a row for each.
+        step_size: as in `hypergradient`.
+
+    Returns:
+        The table.
+
+    Example:
+        >>> check = fsla.check_hypergradient(problem, at, None, None, num_steps=20)
+        >>> implicit = check.rows[0]
+        >>> implicit.method, round(implicit.error, 2), round(implicit.error_at_minimum, 2)
+        ('implicit', 0.5, 0.0)
     """
     if isinstance(problem, ProblemAtPoint):
         oracles, at = problem.problem_at_point()

@@ -28,7 +28,17 @@ Solve = Callable[[Matvec, Tree], Tree]
 
 @dataclass(frozen=True)
 class Neumann:
-    """K terms of the Neumann series, by steps of size `adjoint_lr`."""
+    """Linear solver: K terms of the Neumann series.
+
+    Args:
+        num_terms: K; the solver takes K - 1 products.
+        adjoint_lr: β, the step of the series; it converges where 0 < β < 2/L.
+
+    Example:
+        >>> solve = fsla.hypergradients.Neumann(num_terms=20, adjoint_lr=0.4)
+        >>> solve(lambda v: {"w": h * v["w"]}, {"w": torch.ones(2)})
+        {'w': tensor([1.0000, 0.2500])}
+    """
 
     num_terms: int
     adjoint_lr: float
@@ -51,9 +61,19 @@ class Neumann:
 
 @dataclass(frozen=True)
 class RandomNeumann:
-    """One term of the series, scaled so that its mean is the sum of K terms; (K - 1) / 2 products in the mean.
+    """Linear solver: one random term of the Neumann series, whose mean is the sum of K terms.
 
-    The seed of the step draws the term, so that a step stays a function of its state and its batches.
+    The seed of the step draws the term, so that a step stays a function of its state and its batches. In the mean it
+    takes (K - 1) / 2 products.
+
+    Args:
+        num_terms: K.
+        adjoint_lr: β, the step of the series.
+
+    Example:
+        >>> solve = fsla.hypergradients.RandomNeumann(num_terms=5, adjoint_lr=0.4)
+        >>> solve.drawn(seed=0).length
+        4
     """
 
     num_terms: int
@@ -68,6 +88,11 @@ class RandomNeumann:
         return self.num_terms - 1
 
     def drawn(self, seed: int | None) -> NeumannTerm:
+        """Return the term that a seed draws.
+
+        Raises:
+            ValueError: if there is no seed.
+        """
         if seed is None:
             raise ValueError(
                 "A random Neumann series needs step batches with a seed, which draws its length. "
@@ -79,7 +104,7 @@ class RandomNeumann:
 
 @dataclass(frozen=True)
 class NeumannTerm:
-    """A term of known length."""
+    """One term of the Neumann series, of known length."""
 
     length: int
     num_terms: int
@@ -94,7 +119,18 @@ class NeumannTerm:
 
 @dataclass(frozen=True)
 class ConjugateGradient:
-    """K conjugate-gradient steps from zero; `stop_early` saves products after convergence, but makes the host wait."""
+    """Linear solver: K conjugate-gradient steps from zero.
+
+    Args:
+        hvp_steps: K; each step takes a product.
+        stop_early: whether to stop after convergence, which saves products but makes the host wait for the device.
+        tol: relative residual at which it has converged; by default the rounding unit.
+
+    Example:
+        >>> solve = fsla.hypergradients.ConjugateGradient(hvp_steps=2)
+        >>> solve(lambda v: {"w": h * v["w"]}, {"w": torch.ones(2)})
+        {'w': tensor([1.0000, 0.2500])}
+    """
 
     hvp_steps: int
     stop_early: bool = False
@@ -110,7 +146,16 @@ class ConjugateGradient:
 
 @dataclass(frozen=True)
 class Identity:
-    """`adjoint_lr` in the place of the inverse Hessian."""
+    """Linear solver without products: a multiple of b.
+
+    Args:
+        adjoint_lr: the multiple.
+
+    Example:
+        >>> solve = fsla.hypergradients.Identity(adjoint_lr=0.5)
+        >>> solve(lambda v: {"w": h * v["w"]}, {"w": torch.ones(2)})
+        {'w': tensor([0.5000, 0.5000])}
+    """
 
     adjoint_lr: float
 
@@ -137,11 +182,19 @@ def cg(
     stop_early: bool = False,
     history: list[Step] | None = None,
 ) -> Tree:
-    """Returns the result of at most `steps` conjugate-gradient steps from zero.
+    """Return the result of at most `steps` conjugate-gradient steps from zero.
 
-    Once ‖r‖ ≤ tol ‖b‖ (by default the rounding unit), or when a direction q with qᵀHq ≤ 0 shows that H is not positive
-    definite, the result no longer changes. With stop_early the loop then also ends, which saves products but makes
-    the host wait for the device at each step. `history` receives the (α_k, p_k) of Lemma 2.
+    The result stays as it is once ‖r‖ ≤ tol ‖b‖, or once a direction q with qᵀHq ≤ 0 shows that H is not positive
+    definite.
+
+    Args:
+        matvec: the product v ↦ H v.
+        b: right-hand side.
+        steps: most steps.
+        tol: relative residual; by default the rounding unit.
+        stop_early: whether the loop then ends, which saves products but makes the host wait for the device in each
+            step.
+        history: list that receives the (α_k, p_k) of Lemma 2.
     """
     v = zeros_like(b)
     r = b
@@ -168,18 +221,29 @@ def cg(
 
 
 def relative_residual(matvec: Matvec, b: Tree, v: Tree) -> Tensor:
-    """Returns ‖b - H v‖ / ‖b‖ (0 where b = 0, NaN where anything is), at the price of one product."""
+    """Return ‖b - H v‖ / ‖b‖, at the price of one product: 0 where b = 0, NaN where anything is NaN."""
     scale_b = norm(b)
     gap = norm(sub(b, matvec(v)))
     return torch.where(scale_b == 0, gap, gap / torch.where(scale_b == 0, 1, scale_b))
 
 
 def largest_eigenvalue(matvec: Matvec, like: Tree, *, steps: int = 30, seed: int = 0) -> float:
-    """Returns a lower bound of the largest eigenvalue L of H, sharp after a few dozen Lanczos steps.
+    """Return a lower bound of the largest eigenvalue L of H, by Lanczos steps.
 
-    A Ritz value never exceeds L, so a step β with β · bound > 2 certainly exceeds 2/L. A few steps are enough where b
-    has weight on the top eigenvector; the start is drawn on the CPU from `seed`, so that it is the same on every
-    device.
+    A Ritz value never exceeds L. So a step β with β · bound > 2 certainly exceeds 2/L. A few dozen steps are enough.
+
+    Args:
+        matvec: the product v ↦ H v.
+        like: a tree of the form of v.
+        steps: most products.
+        seed: seed of the start, which is drawn on the CPU, so that it is the same on every device.
+
+    Returns:
+        The bound.
+
+    Example:
+        >>> round(fsla.hypergradients.largest_eigenvalue(lambda v: {"w": h * v["w"]}, at.omega), 4)
+        4.0
     """
     generator = torch.Generator().manual_seed(seed)
     q: Tree = {name: torch.randn(t.shape, dtype=t.dtype, generator=generator).to(t.device) for name, t in like.items()}
