@@ -31,7 +31,13 @@ _by_itself: ContextVar[bool] = ContextVar("by_itself", default=False)
 
 @contextmanager
 def single_process() -> Iterator[None]:
-    """Let a rank work by itself: inside, `get_group` returns this process alone."""
+    """Let a rank work alone: inside, `get_group` returns this process only.
+
+    Example:
+        >>> with fsla.distributed.single_process():
+        ...     fsla.distributed.get_group().world_size
+        1
+    """
     token = _by_itself.set(True)
     try:
         yield
@@ -42,7 +48,15 @@ def single_process() -> Iterator[None]:
 def get_group() -> ProcessGroup:
     """Return the processes of this run.
 
-    Those of torch.distributed where it is set up, else those that torchrun started, else this process alone.
+    These are the ones of torch.distributed if it is set up, else the ones that torchrun started, else this process
+    alone.
+
+    Raises:
+        DistributedError: if the ranks cannot meet, or run different code.
+
+    Example:
+        >>> fsla.distributed.get_group().is_first
+        True
     """
     global _joined
     if _by_itself.get():
@@ -59,7 +73,16 @@ def get_group() -> ProcessGroup:
 
 
 def get_device() -> torch.device:
-    """Return where this rank computes: its own GPU where it has one, else the CPU."""
+    """Return the device of this rank: its own GPU if there is one, else the CPU.
+
+    Raises:
+        DistributedError: if the machine has fewer GPUs than processes.
+
+    Example:
+        >>> device = fsla.distributed.get_device()
+        >>> device.type in ("cpu", "cuda")
+        True
+    """
     if not torch.cuda.is_available():
         return torch.device("cpu")
     local = int(os.environ.get("LOCAL_RANK", "0"))
@@ -74,14 +97,33 @@ def get_device() -> torch.device:
 
 
 def raise_on_first(error: Exception) -> NoReturn:
-    """Raise the error on the rank that reports it, and end the others."""
+    """Raise an error on the rank that reports it, and end the other ranks.
+
+    Args:
+        error: the error.
+
+    Example:
+        >>> try:
+        ...     fsla.distributed.raise_on_first(ValueError("bad batch"))
+        ... except ValueError as error:
+        ...     print(error)
+        bad batch
+    """
     if should_report(str(error)):
         raise error
     raise SystemExit(1)
 
 
 def should_report(text: str) -> bool:
-    """Return whether this rank reports an error: rank 0 does, and another one does where rank 0 does not."""
+    """Return whether this rank reports an error: rank 0 does, and another rank if rank 0 does not.
+
+    Args:
+        text: text of the error.
+
+    Example:
+        >>> fsla.distributed.should_report("bad batch")
+        True
+    """
     rank, world = os.environ.get("RANK", ""), os.environ.get("WORLD_SIZE", "1")
     if world in ("", "1") or not rank.isdigit():
         return True

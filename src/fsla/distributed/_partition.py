@@ -15,14 +15,24 @@ from fsla.distributed._group import parts
 
 
 class BatchShard(NamedTuple):
-    """A process's own samples of a batch that is spread over several: rank r brings b_r of its `total` = Σ_r b_r."""
+    """A process's own samples of a batch that several processes hold.
+
+    Args:
+        batch: the samples of this process.
+        total: number of samples of all processes.
+
+    Example:
+        >>> shard = fsla.distributed.BatchShard(torch.arange(3), total=6)
+        >>> len(shard.batch) / shard.total
+        0.5
+    """
 
     batch: Any
     total: int
 
 
 def rows_of_rank(count: int, rank: int, world_size: int) -> slice:
-    """Return the rows of a rank."""
+    """Return the slice of rows that a rank has."""
     return parts(count, world_size)[rank]
 
 

@@ -43,7 +43,12 @@ LOSS_NAMES: Mapping[Level, str] = {"inner": "inner loss G", "outer": "outer loss
 
 
 class FiniteDifferenceWarning(UserWarning):
-    """A network has no second derivative, and products are taken by differences."""
+    """Warning that a network has no second derivative, so that products are taken by differences.
+
+    Example:
+        >>> import warnings
+        >>> warnings.simplefilter("ignore", fsla.FiniteDifferenceWarning)  # or: hvp_method="finite_difference"
+    """
 
 
 class ExactMode(NamedTuple):
@@ -64,16 +69,25 @@ _FORCED: Mapping[HvpMethod, ProductMode] = {
 
 
 class LossProblem(Oracles):
-    """Two losses that autograd differentiates.
+    """Base class of problems whose two losses autograd differentiates.
+
+    A subclass says where the graph of a pass begins (`leaves`), how it goes forward (`forward`) and back (`backward`).
 
     Args:
-        hvp_method: how products are computed. "autograd": exactly, forward or reverse by the device.
-            "forward_over_reverse", "reverse_over_reverse": in that mode. "finite_difference": from first-order
-            gradients alone. "auto": exactly, but where the network has no second derivative by differences, with one
-            warning that names the operation. "auto" and "autograd" are settled once, by a product at the first point.
-        outer_uses_lam: whether F reads λ; None finds out on each batch, by the first pass over it.
-        autocast_dtype: the dtype of autocast in every pass.
+        hvp_method: how products are computed. "autograd": exactly, in the mode that is faster on the device.
+            "forward_over_reverse" and "reverse_over_reverse": exactly, in that mode. "finite_difference": from
+            first-order gradients. "auto": exactly, or by differences if the network has no second derivative, with one
+            warning that names the operation. "auto" and "autograd" are decided once, by a product at the first point.
+        outer_uses_lam: whether F reads λ; with None the first pass over each batch finds out.
+        autocast_dtype: dtype of autocast in every pass.
         reducer: how processes share a batch.
+
+    Raises:
+        ValueError: if an option is unknown.
+
+    Example:
+        >>> issubclass(fsla.Problem, fsla.problems.LossProblem)
+        True
     """
 
     def __init__(
@@ -154,7 +168,7 @@ class LossProblem(Oracles):
         return zeros_like(at.lam)
 
     def keeps_graph(self, at: Point) -> bool:
-        """Whether the graph of a pass at a point may outlive the pass."""
+        """Return whether the graph of a pass at a point may outlive the pass."""
         return True
 
     # ------------------------------------------------------------------------------------- the choice of a product mode
@@ -520,17 +534,28 @@ def _plus(total: list[Tensor | None], part: Gradients) -> list[Tensor | None]:
 class Problem(LossProblem):
     """A bilevel problem from two functions of their arguments alone.
 
+    Random layers, such as dropout, are allowed if the batches have a seed.
+
     Args:
         inner_loss: G(λ, ω; batch), called as ``inner_loss(lam, omega, batch)``; returns a 0-d tensor.
         outer_loss: F(λ, ω; batch), of the same form.
-        outer_uses_lam: whether F itself reads λ. Say False where it does not, as in data cleaning: ∂_λ F then costs
-            nothing. By default each batch's first pass finds out.
+        outer_uses_lam: whether F itself reads λ. With False, as in data cleaning, ∂_λ F costs nothing. By default each
+            batch's first pass finds out.
         hvp_method: how products are computed: "auto", "autograd", "finite_difference", or a mode of autograd,
             "forward_over_reverse" or "reverse_over_reverse".
-        autocast_dtype: the dtype of autocast in every pass, such as torch.bfloat16; λ, ω, v and d stay as they are.
+        autocast_dtype: dtype of autocast in every pass, such as torch.bfloat16; λ, ω, v and d stay as they are.
         reducer: how processes share a batch.
 
-    Random layers, such as dropout, are allowed where the step's batches have a seed.
+    Raises:
+        TypeError: if a loss is not callable.
+        ValueError: if an option is unknown.
+
+    Example:
+        >>> problem = fsla.Problem(inner_loss, outer_loss, outer_uses_lam=False)
+        >>> problem.inner_at(at, batch).grad_omega
+        {'w': tensor([1., 4.])}
+        >>> problem.inner_at(at, batch).mixed_hvp(v)
+        {'x': tensor([-1., -0.])}
     """
 
     def __init__(

@@ -34,20 +34,32 @@ if not hasattr(checkpointing, _GENERATOR):
 
 
 def make_functional(model: nn.Module, *, batch_norm: BatchNorm | None = None) -> tuple[Tree, Network]:
-    """Splits a network into its parameters and a function of them.
+    """Split a network into its parameters and a function of them.
 
-    Returns (omega, net): `omega` holds the trainable parameters by name, detached from the model and so a starting
-    point; ``net(omega, *inputs)`` is the network's output with those parameters in the place of its own. A missing or a
-    misspelt name is an error, never a silent use of the model's own weight. Frozen parameters and buffers are read
-    from the model.
+    A missing or misspelt name is an error, never a silent use of the model's own weight. Frozen parameters and buffers
+    are read from the model. Networks that draw random numbers in a pass need batches with a seed. Networks that write
+    their buffers are refused. The first call finds what the modules do not declare.
 
     Args:
         model: the network.
-        batch_norm: what layers with running statistics do in training mode, "batch" or "frozen" (see the module);
-            without it they are refused.
+        batch_norm: what layers with running statistics do in training mode. "batch": batch statistics in every pass,
+            and ``net.update_running_stats(omega, x)`` once a step. "frozen": running statistics in every pass. Without
+            it they are refused.
 
-    Networks that draw something on each forward pass need batches with a seed; networks that write their buffers are
-    refused. What their modules do not tell, the first call does.
+    Returns:
+        ``(omega, net)``: the trainable parameters by name, detached from the model, and a function whose
+        ``net(omega, *inputs)`` is the network's output with those parameters in the place of its own.
+
+    Raises:
+        TypeError: if `model` is no `torch.nn.Module`.
+        ValueError: if it has no trainable parameter.
+
+    Example:
+        >>> omega, net = fsla.make_functional(torch.nn.Linear(2, 1))
+        >>> sorted(omega)
+        ['bias', 'weight']
+        >>> net(omega, torch.zeros(3, 2)).shape
+        torch.Size([3, 1])
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be a torch.nn.Module. Got {type(model).__name__} instead.")

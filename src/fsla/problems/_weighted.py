@@ -40,20 +40,32 @@ NAME = LOSS_NAMES["inner"]
 
 
 class WeightedLossProblem(Problem):
-    """A bilevel problem whose inner loss is a weighted mean of sample losses.
+    """A bilevel problem whose inner loss is a weighted mean of sample losses, which makes products cheap.
 
     Args:
         per_sample_loss: l(ω; batch), one loss for each sample of the batch, as a vector.
         sample_weight: w(λ; batch), one weight for each sample of the batch, as a vector.
         outer_loss: F(λ, ω; batch), as in `fsla.Problem`.
-        regularizer: r(ω), a 0-d tensor, if there is one.
-        row_index: the indices of a batch's samples, for a λ whose every tensor has a row for each sample.
-            `sample_weight` is then given the batch's rows in the place of λ, and derivatives by λ are
-            `fsla._tree.RowSparse`: a step costs what the batch costs, but for one sweep over λ and one over d.
-        model_outputs: z(ω; batch), the network's outputs. `per_sample_loss` is then called with them in the place of
-            ω, must be convex in them, and `fsla.GaussNewtonProblem` can be used.
-        outer_uses_lam, hvp_method, autocast_dtype, reducer: as in `fsla.Problem`. "reverse_over_reverse" holds for
-            J v too.
+        regularizer: r(ω), a 0-d tensor; None for none.
+        row_index: the indices of a batch's samples, for a λ with a row for each sample in every tensor.
+            `sample_weight` is then given the batch's rows in the place of λ, and derivatives by λ hold these rows
+            alone. A step then costs what the batch costs, and one sweep over λ and d.
+        model_outputs: z(ω; batch), the network's outputs. `per_sample_loss` is then called with them in the place of ω,
+            must be convex in them, and `fsla.GaussNewtonProblem` can be used.
+        outer_uses_lam: as in `fsla.Problem`.
+        hvp_method: as in `fsla.Problem`; "reverse_over_reverse" then holds for J v too.
+        autocast_dtype: as in `fsla.Problem`.
+        reducer: as in `fsla.Problem`.
+
+    Example:
+        >>> data = torch.tensor([1.0, 3.0])
+        >>> weighted = fsla.WeightedLossProblem(
+        ...     per_sample_loss=lambda omega, batch: (omega["w"].sum() - batch) ** 2 / 2,
+        ...     sample_weight=lambda lam, batch: lam["x"].sigmoid(),
+        ...     outer_loss=outer_loss,
+        ... )
+        >>> weighted.inner_at(at, fsla.Batch(data)).value
+        tensor(0.2500)
     """
 
     def __init__(

@@ -25,7 +25,16 @@ T = TypeVar("T")
 
 
 class ForwardingView(View):
-    """A view that asks another one. All wrappers of views derive from it."""
+    """Base class of views that ask another view. A subclass overrides what it changes.
+
+    Args:
+        view: the other view.
+
+    Example:
+        >>> view = problem.inner_at(at, batch)
+        >>> fsla.problems.ForwardingView(view).value == view.value
+        tensor(True)
+    """
 
     def __init__(self, view: View) -> None:
         self._view = view
@@ -60,7 +69,15 @@ class ForwardingView(View):
 
 
 class ForwardingProblem(Oracles):
-    """A problem that asks another one, and may wrap the views of its losses."""
+    """Base class of problems that ask another problem, and may wrap the views of its losses.
+
+    Args:
+        problem: the other problem.
+
+    Example:
+        >>> fsla.problems.ForwardingProblem(problem).outer_at(at, batch).value
+        tensor(1.)
+    """
 
     def __init__(self, problem: Oracles) -> None:
         self.problem = problem
@@ -82,11 +99,16 @@ class ForwardingProblem(Oracles):
 
 
 class FiniteDifferenceProblem(ForwardingProblem):
-    """A problem whose products are differences of another one's gradients, at both levels.
+    """A problem whose products are differences of another problem's gradients, at both levels.
 
     Args:
-        problem: any problem; its gradients are all that is asked of it.
-        rel_step: r; by default chosen by the precision that the problem computes in.
+        problem: any problem; this one asks it for gradients alone.
+        rel_step: relative step r; by default chosen by the precision that the problem computes in.
+
+    Example:
+        >>> by_differences = fsla.FiniteDifferenceProblem(problem)
+        >>> by_differences.inner_at(at, batch).hvp(v)["w"].round(decimals=2)
+        tensor([1., 0.])
     """
 
     def __init__(self, problem: Oracles, rel_step: float | None = None) -> None:
@@ -114,11 +136,20 @@ class FiniteDifferenceProblem(ForwardingProblem):
 
 
 class DampedProblem(ForwardingProblem):
-    """A problem with H v + damping · v in the place of H v: then ‖v‖ stays below ‖∂_ω F‖ / damping where H ⪰ 0.
+    """A problem with H v + damping · v in the place of H v.
+
+    Then ‖v‖ stays below ‖∂_ω F‖ / damping where H ⪰ 0.
 
     Args:
         problem: any problem.
-        damping: one number, or one for each tensor of ω that has any, as the weight decay of an optimiser is.
+        damping: one number, or one for each tensor of ω that has any, as the weight decay of an optimiser.
+
+    Raises:
+        ValueError: if a number is negative or not finite.
+
+    Example:
+        >>> fsla.DampedProblem(problem, 0.5).inner_at(at, batch).hvp(v)
+        {'w': tensor([1.5000, 0.0000])}
     """
 
     def __init__(self, problem: Oracles, damping: Scalar | Mapping[str, Scalar]) -> None:
@@ -180,10 +211,24 @@ class _RidgeView(_DampedView):
 
 
 class GaussNewtonProblem(ForwardingProblem):
-    """A problem with the Gauss-Newton product in the place of H v, along whose directions v cannot run away.
+    """A problem with the Gauss-Newton product in the place of H v, along which v cannot run away.
 
-    It drops the curvature of the network itself. The problem must know its network's outputs, as
-    `fsla.WeightedLossProblem(..., model_outputs=...)` does.
+    It drops the curvature of the network itself.
+
+    Args:
+        problem: a problem that knows its network's outputs, as ``fsla.WeightedLossProblem(..., model_outputs=...)``
+            does.
+
+    Example:
+        >>> data = torch.tensor([1.0, 3.0])
+        >>> weighted = fsla.WeightedLossProblem(
+        ...     per_sample_loss=lambda outputs, batch: (outputs - batch) ** 2 / 2,
+        ...     sample_weight=lambda lam, batch: lam["x"].sigmoid(),
+        ...     outer_loss=outer_loss,
+        ...     model_outputs=lambda omega, batch: omega["w"].prod() * batch,
+        ... )
+        >>> fsla.GaussNewtonProblem(weighted).inner_at(at, fsla.Batch(data)).hvp(v)
+        {'w': tensor([2.5000, 2.5000])}
     """
 
     def _wrap_inner(self, view: View, batch: Batch) -> View:
@@ -198,10 +243,25 @@ class _GaussNewtonView(ForwardingView):
 
 @dataclass
 class OracleCounts:
-    """Oracle calls. `joint` tells how many times one pass gave both an HVP and a mixed product.
+    """Counts of oracle calls.
 
-    `forward` counts passes for ∂_λ G alone, in which nothing but λ requires a gradient. Products by differences count
-    as the gradients and forward passes that they are made of.
+    Products by differences count as the gradients and forward passes that they are made of.
+
+    Args:
+        grad: gradients ∂_ω G.
+        hvp: products H v.
+        mixed_hvp: products J v.
+        joint: passes that gave both an HVP and a mixed product.
+        mixed_hvp_transpose: products Jᵀ u.
+        forward: passes for ∂_λ G alone, in which nothing but λ requires a gradient.
+        outer_grad_lam: gradients ∂_λ F.
+        outer_grad_omega: gradients ∂_ω F.
+        inner_views: views of G.
+        outer_views: views of F.
+
+    Example:
+        >>> fsla.OracleCounts(grad=1).plus(2, fsla.OracleCounts(grad=1, hvp=1)).grad
+        3
     """
 
     grad: int = 0
@@ -221,9 +281,23 @@ class OracleCounts:
 
 
 class CountedProblem(ForwardingProblem):
-    """A problem that counts what is asked of it: calls in `calls`, calls times batch size in `samples`.
+    """A problem that counts what is asked of it.
 
     A view's gradients count once however often they are read, since they are computed once.
+
+    Args:
+        problem: any problem.
+        size: samples of a batch; by default 1 for each batch.
+
+    Attributes:
+        calls: oracle calls.
+        samples: oracle calls times batch size.
+
+    Example:
+        >>> counted = fsla.CountedProblem(problem)
+        >>> hv = counted.inner_at(at, batch).hvp(v)
+        >>> counted.calls.hvp
+        1
     """
 
     def __init__(self, problem: Oracles, size: Callable[[object], int] = lambda data: 1) -> None:
