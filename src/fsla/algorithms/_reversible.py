@@ -176,7 +176,7 @@ def reversible(
         The algorithm, a `Reversible`.
 
     Example:
-        >>> minimize(fsla.algorithms.reversible(constant(0.2, 0.5, 0.0), inner_steps=10, decay=0.5))
+        >>> minimize(fsla.algorithms.reversible(constant(0.2, 0.5, 0.0), inner_steps=4, decay=0.5))
         1.0
     """
     return Reversible(step_sizes=step_sizes, inner_steps=inner_steps, decay=decay, projection=projection)

@@ -116,7 +116,7 @@ def vrbo(
         The algorithm, a `Vrbo`.
 
     Example:
-        >>> minimize(fsla.algorithms.vrbo(constant(0.2, 0.3, 0.0), inner_steps=2, adjoint_lr=0.5))
+        >>> minimize(fsla.algorithms.vrbo(constant(0.2, 0.3, 0.0), inner_steps=1, hvp_steps=4, adjoint_lr=0.5))
         1.0
     """
     return Vrbo(

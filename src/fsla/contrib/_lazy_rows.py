@@ -90,15 +90,29 @@ def _refused(what: str) -> ValueError:
 
 
 class LazyRowOptimizer(Generic[S]):
-    """A run of an algorithm that touches the rows of its batches alone, with the numbers of one that sweeps over λ.
+    """Run of an algorithm that touches only the rows of its batches, with the numbers of one that sweeps over λ.
 
     Args:
         algorithm: one that moves each row of λ by itself, such as ``fsla.algorithms.fsla``, ``soba`` or ``ma_soba``.
         problem: a `fsla.WeightedLossProblem` with a `row_index`, whose outer loss does not read λ.
         at: where the run starts; λ has a row for each sample that this rank owns.
-        batches: those that the algorithm starts from.
-        index_range: the samples that this rank owns; by default all of them.
+        batches: the batches that the algorithm starts from.
+        index_range: samples that this rank owns; by default all of them.
         wrap_problem: makes the problem that is asked from the one on rows, such as ``fsla.GaussNewtonProblem``.
+
+    Attributes:
+        state: state of the run; its λ and d are the rows that the last step touched.
+
+    Raises:
+        ValueError: if the algorithm or the outer loss reads λ as a whole, or λ has another number of rows.
+        TypeError: if the problem has no `row_index`.
+
+    Example:
+        >>> for _ in range(200):
+        ...     state = run.step(draw())
+        >>> weights = run.weights()["logit"].sigmoid()
+        >>> bool(weights[data == 0].mean() > weights[data == 1].mean())
+        True
     """
 
     def __init__(

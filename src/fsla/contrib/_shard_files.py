@@ -44,7 +44,17 @@ class _Manifest(NamedTuple):
 
 
 class LoadedShards(NamedTuple):
-    """Result of `load_shards`."""
+    """Result of `load_shards`.
+
+    Args:
+        state: state for `LazyRowOptimizer.load_state_dict`.
+        extra: `extra_state` of `save_shards`; None after `reshard`.
+
+    Example:
+        >>> fsla.contrib.save_shards("run", run, extra_state={"epoch": 3})
+        >>> fsla.contrib.load_shards("run", run.index_range).extra
+        {'epoch': 3}
+    """
 
     state: dict[str, Any]
     """For `LazyRowOptimizer.load_state_dict`."""
@@ -59,13 +69,22 @@ def save_shards(
     *,
     group: dist.ProcessGroup | None = None,
 ) -> None:
-    """Write a run; every rank must call it.
+    """Write a run to a folder, a file for each rank; every rank must call it.
 
     Args:
-        folder: where to.
+        folder: the folder.
         run: the run.
-        extra_state: what else this rank goes on from, such as its samplers' `state_dict`.
+        extra_state: what else this rank resumes from, such as its samplers' `state_dict`.
         group: the processes.
+
+    Raises:
+        CheckpointError: if a file cannot be written.
+
+    Example:
+        >>> import os
+        >>> fsla.contrib.save_shards("run", run)
+        >>> sorted(os.listdir("run"))
+        ['manifest.fsla', 'rank-0-of-1']
     """
     folder = Path(folder)
     index_range = run.index_range
@@ -80,7 +99,25 @@ def save_shards(
 
 
 def load_shards(folder: str | Path, index_range: IndexRange, device: torch.device | str = "cpu") -> LoadedShards:
-    """Read this rank's part of a run that as many ranks have written."""
+    """Return this rank's part of a run that the same number of ranks wrote.
+
+    Args:
+        folder: the folder of `save_shards`.
+        index_range: samples that this rank owns.
+        device: where the tensors go.
+
+    Returns:
+        The state, and what else was saved with it.
+
+    Raises:
+        CheckpointError: if the run has other samples or another number of ranks, or a file is damaged.
+
+    Example:
+        >>> fsla.contrib.save_shards("run", run)
+        >>> run.load_state_dict(fsla.contrib.load_shards("run", run.index_range).state)
+        >>> run.step_count
+        1
+    """
     folder = Path(folder)
     manifest = _manifest(folder)
     if manifest.num_samples != index_range.num_samples:
@@ -100,8 +137,23 @@ def load_shards(folder: str | Path, index_range: IndexRange, device: torch.devic
 def reshard(folder: str | Path, world_size: int) -> None:
     """Rewrite a saved run for another number of ranks. Call it in one process.
 
-    ω, v and all else that ranks have in common stay; rows go to their new owners. What a rank saved for itself
+    ω, v and all else that ranks have in common stay, and rows go to their new owners. What a rank saved for itself
     (`extra_state`) is left out: samplers begin anew.
+
+    Args:
+        folder: the folder of `save_shards`.
+        world_size: the new number of ranks.
+
+    Raises:
+        ValueError: if there are fewer samples than ranks.
+        CheckpointError: if the folder holds no run.
+
+    Example:
+        >>> import os
+        >>> fsla.contrib.save_shards("run", run)
+        >>> fsla.contrib.reshard("run", 2)
+        >>> sorted(os.listdir("run"))
+        ['manifest.fsla', 'rank-0-of-2', 'rank-1-of-2']
     """
     whole_number(world_size, "world_size", "reshard")
     folder = Path(folder)

@@ -1,4 +1,27 @@
-"""Training: the optimisers, the loop, records, checkpoints and weight modules."""
+"""Training: the optimisers, the loop, records, checkpoints and weight modules.
+
+The examples of this room go on from a model and a weight for each source of its data. Source "b" has wrong labels:
+
+    >>> import torch
+    >>> import fsla
+    >>> generator = torch.manual_seed(0)
+    >>> x, source = torch.randn(32, 2), ["a", "b"] * 16
+    >>> true = x.sum(1, keepdim=True)
+    >>> train = (x, torch.where(torch.arange(32)[:, None] % 2 == 0, true, -true), source)
+    >>> trusted = (x[:8], true[:8])
+    >>> model = torch.nn.Linear(2, 1)
+    >>> weights = fsla.GroupWeights(["a", "b"])
+    >>> def inner_loss(model, weights, batch):
+    ...     x, y, source = batch
+    ...     return (weights(source) * (model(x) - y).square().squeeze(1)).mean()
+    >>> def outer_loss(model, weights, batch):
+    ...     x, y = batch
+    ...     return (model(x) - y).square().mean()
+    >>> bilevel = fsla.SOBA(model, weights, inner_loss=inner_loss, outer_loss=outer_loss)
+    >>> info = bilevel.step(train, trusted)
+    >>> info.step
+    0
+"""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any

@@ -55,37 +55,53 @@ def fit(
     progress_bar: bool = True,
     tensorboard: bool = False,
 ) -> FitResult:
-    """Take `max_steps` steps of an algorithm, and return their result. With a folder it can be interrupted at any time.
+    """Train a model and its outer modules for `max_steps` steps, and return the result.
 
-    Called again with the same folder it goes on from the last checkpoint; on a CPU it ends with the weights, bit by
-    bit, of a run that was not interrupted. SIGTERM and SIGINT (Ctrl-C) save the run at the end of the step and raise
-    SystemExit with the code 143 or 130; a second one takes effect at once.
+    With `output_dir` the run can be interrupted at any time: the same call resumes from the last checkpoint. On a CPU
+    it ends with the weights, bit by bit, of a run that was not interrupted. SIGTERM and SIGINT (Ctrl-C) save the run
+    at the end of the step and raise SystemExit with the code 143 or 130. A second signal takes effect at once.
+
+    A resume restores neither random states of a data set nor those of persistent workers.
 
     Args:
         optimizer: a `fsla.BilevelOptimizer`, such as `fsla.SOBA`.
-        inner_loader, outer_loader: the batches of the inner and of the outer loss; each loader starts anew when it
-            ends. Without the latter the outer loss is given None. Under STORM a step takes two batches of each.
-        max_steps: in all, those before a resume too.
-        output_dir: for records.jsonl, checkpoints and a lock; None keeps nothing. A link in the place of one of these
-            files is refused.
+        inner_loader: batches of the inner loss; it starts anew when it ends. Under STORM a step takes two batches.
+        outer_loader: batches of the outer loss; without it the outer loss is given None.
+        max_steps: steps in all, also those before a resume.
+        output_dir: folder for records.jsonl, checkpoints and a lock; with None nothing is written. A link in the place
+            of one of these files is refused.
         eval_fn: called with the model in evaluation mode, without gradients; returns numbers by name, or a number.
-            Random states and modes are put back after it.
+            Random states and modes are restored after it.
         eval_every: steps between two records.
-        patience: ends the run after so many evaluations in a row whose first number is not below the lowest before.
-        lr_schedulers: of the optimisers that `optimizer` was given; stepped after each step, ReduceLROnPlateau with the
-            first number of each evaluation.
+        patience: ends the run after this many evaluations in a row whose first number is not below the lowest before.
+        lr_schedulers: schedulers of the optimisers that `optimizer` was given. They are stepped after each step,
+            ReduceLROnPlateau with the first number of each evaluation.
         callbacks: called as ``callback(optimizer, record)`` after each record; one that returns True ends the run.
-            Random states are put back after them.
-        save_every, save_every_minutes: steps and minutes between two checkpoints; there is one at the end, too.
-        save_total_limit: how many checkpoints are kept.
-        resume: "previous" goes on from the last checkpoint but one, False refuses to go on from any.
-        run_config: what this is a run of, besides what `optimizer` knows: data, seed, settings, as plain values. A
-            checkpoint with another one is refused.
+            Random states are restored after them.
+        save_every: steps between two checkpoints; the last step has one too.
+        save_every_minutes: minutes between two checkpoints.
+        save_total_limit: how many checkpoints stay in the folder.
+        resume: "previous" resumes from the last checkpoint but one; False refuses to resume from any.
+        run_config: data, seed and settings that `optimizer` does not know, as plain values. A checkpoint with another
+            one is refused.
         max_seconds: ends the run when its steps have taken longer.
-        progress_bar: a bar, where stderr is a terminal.
-        tensorboard: writes records for TensorBoard into the folder as well.
+        progress_bar: whether to draw a bar, if stderr is a terminal.
+        tensorboard: whether to write records for TensorBoard into the folder as well.
 
-    What a resume cannot know: random states of a data set's own, and those of persistent workers.
+    Returns:
+        The records, and how the run ended.
+
+    Raises:
+        CheckpointError: if the folder holds another run, or cannot be written.
+        DivergenceError: if the run diverges and rollbacks do not help.
+        TypeError, ValueError: if an argument is of the wrong kind or out of range.
+
+    Example:
+        >>> result = fsla.fit(bilevel, [train], [trusted], max_steps=100, eval_every=50)
+        >>> [record["step"] for record in result.records]
+        [50, 100]
+        >>> weights.as_dict()["a"] > weights.as_dict()["b"]
+        True
     """
     if not isinstance(optimizer, BilevelOptimizer):
         raise TypeError(f"optimizer must be a fsla.BilevelOptimizer. Got {type(optimizer).__name__} instead.")

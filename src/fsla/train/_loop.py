@@ -50,12 +50,17 @@ class FitResult:
     """Result of a run.
 
     Args:
-        records: one for every `eval_every` steps and for the last, those before a resume too.
+        records: one for every `eval_every` steps and one for the last step, also those before a resume.
         num_steps: steps that were taken in all.
-        stop_reason: why it ended.
-        best_metric: the lowest value of the first quantity that `eval_fn` returned; None without one.
-        best_step: where that was; the model is left where the run ended.
-        resumed_from: the step of the checkpoint that it went on from.
+        stop_reason: why the run ended: "steps", "patience", "callback", "budget" or "diverged".
+        best_metric: lowest value of the first quantity that `eval_fn` returned; None without `eval_fn`.
+        best_step: step of the best metric. The model stays where the run ended.
+        resumed_from: step of the checkpoint that the run resumed from.
+
+    Example:
+        >>> result = fsla.fit(bilevel, [train], [trusted], max_steps=20)
+        >>> result.num_steps, result.stop_reason
+        (20, 'steps')
     """
 
     records: list[Record]

@@ -18,7 +18,12 @@ from fsla.train._records import Record
 
 
 class Status(StrEnum):
-    """How a run stands. Records hold the values, which are plain strings."""
+    """Status of a run of `run_algorithm`. Records hold the values, which are plain strings.
+
+    Example:
+        >>> fsla.train.Status.DIVERGED.value
+        'diverged'
+    """
 
     RUNNING = "running"
     FINISHED = "finished"
@@ -33,9 +38,19 @@ OWN = (
 
 
 def work(counts: OracleCounts) -> int:
-    """Return what a run has asked for, in passes over a batch: gradients and products, a joint pass once.
+    """Return the passes over a batch that oracle calls took: gradients and products, a joint pass once.
 
-    ∂_λ F is not among them: it comes with ∂_ω F, or without a pass.
+    ∂_λ F is not counted: it comes with ∂_ω F, or without a pass.
+
+    Args:
+        counts: the oracle calls.
+
+    Returns:
+        The number of passes.
+
+    Example:
+        >>> fsla.train.work(fsla.OracleCounts(grad=2, hvp=1, outer_grad_omega=1))
+        4
     """
     products = counts.hvp + counts.mixed_hvp + counts.mixed_hvp_transpose - counts.joint
     return counts.grad + counts.forward + counts.outer_grad_omega + products
@@ -58,10 +73,20 @@ def measured(metrics: object) -> tuple[Record, list[str]]:
 
 
 def health(state: State) -> dict[str, float]:
-    """Return the largest absolute value in each part of a state; NaN if one of the part's numbers is.
+    """Return the largest absolute value in each part of a state; NaN if one of the part's numbers is NaN.
 
-    The parts are the fields that hold tensors, but what the step sizes measured; the memory of a variable's update is
-    a part by itself, such as "omega.memory". The host waits for the device once.
+    The parts are the fields that hold tensors, except what the step sizes measured. The memory of a variable's update
+    is a part by itself, such as "omega.memory". The host waits for the device once.
+
+    Args:
+        state: the state.
+
+    Returns:
+        The sizes, by the names of the parts.
+
+    Example:
+        >>> fsla.train.health(bilevel.state)["lam"] >= 0
+        True
     """
     parts: dict[str, object] = {}
     for f in fields(state):
