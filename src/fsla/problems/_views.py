@@ -26,9 +26,19 @@ from fsla.problems._batches import Batch
 @saved
 @dataclass(frozen=True, eq=False)
 class Point:
-    """(λ, ω), and for unrolled differentiation the inner moves (ω_t, step size) that led to ω.
+    """A point (λ, ω), and for unrolled differentiation the inner moves (ω_t, step size) that led to ω.
 
     A point is its own identity: make a new one after a variable has moved, in place or not.
+
+    Args:
+        lam: λ, a mapping from names to tensors.
+        omega: ω, a mapping from names to tensors.
+        trajectory: the inner moves.
+
+    Example:
+        >>> at = fsla.Point({"x": torch.zeros(2)}, {"w": torch.ones(2)})
+        >>> at.to(torch.float64).omega["w"].dtype
+        torch.float64
     """
 
     lam: Tree
@@ -61,7 +71,19 @@ class Unmoved:
 
 
 class View(ABC):
-    """A loss at one point on one batch. A subclass says how gradients and products are computed; the rest is here."""
+    """Base class of views: a loss at one point on one batch.
+
+    A subclass says how gradients and products are computed; the rest is here.
+
+    Example:
+        >>> view = problem.inner_at(at, batch)
+        >>> view.value
+        tensor(2.5000)
+        >>> view.grad_omega
+        {'w': tensor([1., 4.])}
+        >>> view.mixed_hvp(v)
+        {'x': tensor([-1., -0.])}
+    """
 
     @property
     @abstractmethod
@@ -126,7 +148,19 @@ class ProblemAtPoint(ABC):
 
 
 class FiniteDifferenceCheck(NamedTuple):
-    """How much the products change when the step is halved; the error at r is about four thirds of it."""
+    """How much products by differences change if their step is halved. The error at r is about four thirds of the
+    change.
+
+    Args:
+        rel_step: relative step r.
+        hvp_change: relative change of H v.
+        mixed_hvp_change: relative change of J v.
+
+    Example:
+        >>> check = fsla.FiniteDifferenceProblem(problem).check_step(at, batch, v)
+        >>> check.hvp_change < 0.01
+        True
+    """
 
     rel_step: float
     hvp_change: float
@@ -140,7 +174,16 @@ class FiniteDifferenceCheck(NamedTuple):
 
 
 class Oracles(ABC):
-    """A problem as an algorithm sees it."""
+    """Base class of problems, as an algorithm sees them.
+
+    A subclass defines `inner_at` and `outer_at`, which return a `View` of G and of F at a point on a batch.
+
+    Example:
+        >>> isinstance(problem, fsla.problems.Oracles)
+        True
+        >>> problem.outer_at(at, batch).grad_omega
+        {'w': tensor([-1., -1.])}
+    """
 
     @abstractmethod
     def inner_at(self, at: Point, batch: Batch, *, update_buffers: bool = False) -> View:

@@ -55,32 +55,58 @@ FORMAT = 1
 
 
 class BilevelOptimizer(ProblemAtPoint):
-    """Moves a model, an adjoint and outer modules by a bilevel algorithm. It is no `torch.optim.Optimizer`.
+    """Any bilevel algorithm on a model, an adjoint and outer modules, in place. It is no `torch.optim.Optimizer`.
 
     Args:
         model: the network; its trainable parameters are the inner variable ω, and move in place.
         outer: the hyper-parameters λ: a module or parameter, or a list or mapping of these. A parameter that lies
             inside the model is λ, and ω is the rest.
-        inner_loss, outer_loss: called as ``loss(model, outer, batch)``; they return 0-d tensors. `outer` is what was
-            given here. Without them `backward` takes closures.
+        inner_loss: called as ``inner_loss(model, outer, batch)``; returns a 0-d tensor. `outer` is what was given here.
+            Without losses `backward` takes closures.
+        outer_loss: of the same form.
         algorithm: an object such as ``fsla.algorithms.stocbio(fsla.steps.constant(0.1, 0.1, 0.1))``, or the name of one
             whose step sizes are automatic. "one_step" is the baseline without an adjoint.
-        inner_optimizer, adjoint_optimizer, outer_optimizer: what moves ω, v and λ: a torch optimiser (for v, whose
-            tensors are made here, a function such as ``functools.partial(torch.optim.SGD, lr=0.1)``, which may be given
-            for all three). Without one a variable moves as the algorithm has it, by its step sizes.
-        outer_every: λ and v move at one step in each block of so many; the others are plain training.
-        projection: keeps λ in a set, such as ``fsla.steps.Box(0, 1)``.
-        hvp_method: "autograd" (exact), "finite_difference" (of first-order gradients), or "auto": exact where the model
-            is small and allows it.
+        inner_optimizer: torch optimiser of ω, or a function of parameters that makes one, such as
+            ``functools.partial(torch.optim.SGD, lr=0.1)``. Without one ω moves by the algorithm's step sizes.
+        adjoint_optimizer: function that makes the optimiser of v, whose tensors are made here.
+        outer_optimizer: torch optimiser of λ, or a function that makes one.
+        outer_every: λ and v move at one step in each block of this length. The other steps are plain training.
+        projection: set that λ stays in, such as ``fsla.steps.Box(0, 1)``.
+        hvp_method: "autograd" (exact), "finite_difference" (of first-order gradients), or "auto": exact if the model is
+            small and allows it.
         autocast_dtype: torch.bfloat16 for bfloat16 passes; the variables stay as they are.
         outer_uses_lam: whether the outer loss reads `outer`; by default the first pass over each batch finds out.
-        max_grad_norm: clips ∂_ω G to this norm.
-        max_adjoint_norm: keeps ‖v‖ under this bound.
-        split_batches: on several ranks, as torchrun starts them: True where each is given the same batch, and takes its
-            part; False where each is given samples of its own, as many on each.
+        max_grad_norm: norm that ∂_ω G is clipped to.
+        max_adjoint_norm: bound on ‖v‖.
+        split_batches: on several ranks, True if each is given the same batch, and takes its part. False if each is
+            given samples of its own, the same number on each.
         max_rollbacks: how often a run that diverges goes back to its last good state and halves its steps before it
-            raises; None watches nothing. The state is kept on the device: a second copy of what is trained, of v and of
-            the optimisers' states, 16 bytes a parameter under Adam in float32. 0 and None keep none.
+            raises; None watches nothing. The state stays on the device: a second copy of what is trained, of v and of
+            the optimisers' states, 16 bytes a parameter under Adam in float32. 0 and None store none.
+
+    Raises:
+        TypeError: if an argument is unknown, or the algorithm cannot move a module.
+        ValueError: if a number is out of range, or an optimiser has other parameters.
+
+    Example:
+        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        >>> bilevel = fsla.BilevelOptimizer(
+        ...     model,
+        ...     weights,
+        ...     inner_loss=inner_loss,
+        ...     outer_loss=outer_loss,
+        ...     algorithm="aid_cg",
+        ...     inner_optimizer=optimizer,
+        ... )
+        >>> info = bilevel.step(train, trusted)
+        >>> print(bilevel)
+        BilevelOptimizer(
+            algorithm: aid_cg
+            inner: 3 parameters, moved by SGD(lr=0.1)
+            adjoint: none is kept
+            outer: 2 parameters, moved by ScaleFree with automatic step sizes
+            cost: 11 gradients and 11 passes for second derivatives
+        )
     """
 
     def __init__(
@@ -607,14 +633,22 @@ class BilevelOptimizer(ProblemAtPoint):
 
 
 class FSLA(BilevelOptimizer):
-    """Algorithm 1 of the paper: λ by d, then ω and v at the old ω, then d from the gradient at the new point.
+    """Algorithm 1 of the paper: λ moves by d, then ω and v at the old ω, then d is taken at the new point.
 
     Args:
-        momentum: of d: "none", "average" or "storm".
-        new_grad_weight: the weight of the new gradient in d, where it has a momentum.
-        adjoint_at: where v moves: at the "old_params", as in the algorithm, or at the "new_params", for a gradient
+        model: the network.
+        outer: the hyper-parameters.
+        momentum: momentum of d: "none", "average" or "storm".
+        new_grad_weight: weight of the new gradient in d, if it has a momentum.
+        adjoint_at: whether v moves at the "old_params", as in the algorithm, or at the "new_params", for one gradient
             more.
         options: those of `BilevelOptimizer`.
+
+    Example:
+        >>> bilevel = fsla.FSLA(model, weights, inner_loss=inner_loss, outer_loss=outer_loss)
+        >>> info = bilevel.step(train, trusted)
+        >>> sorted(bilevel.adjoint)
+        ['bias', 'weight']
     """
 
     def __init__(
@@ -632,10 +666,22 @@ class FSLA(BilevelOptimizer):
 
 
 class SOBA(BilevelOptimizer):
-    """All three variables move at once, from one inner and one outer batch: the cheapest step. Start with it.
+    """ω, v and λ move at once, from one inner and one outer batch: the cheapest step. Start with it.
 
     Args:
+        model: the network.
+        outer: the hyper-parameters.
         options: those of `BilevelOptimizer`.
+
+    Example:
+        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        >>> bilevel = fsla.SOBA(
+        ...     model, weights, inner_loss=inner_loss, outer_loss=outer_loss, inner_optimizer=optimizer, outer_every=4
+        ... )
+        >>> for _ in range(200):
+        ...     info = bilevel.step(train, trusted)
+        >>> weights.as_dict()["a"] > weights.as_dict()["b"]
+        True
     """
 
     def __init__(self, model: nn.Module, outer: OuterModules, **options: Any) -> None:
@@ -643,11 +689,19 @@ class SOBA(BilevelOptimizer):
 
 
 class MASOBA(BilevelOptimizer):
-    """SOBA with a moving average of λ's direction, and λ moved by that of the step before.
+    """SOBA whose λ moves by a moving average of its directions, one step late.
 
     Args:
-        new_grad_weight: the weight of the new gradient in the average.
+        model: the network.
+        outer: the hyper-parameters.
+        new_grad_weight: weight of the new gradient in the average.
         options: those of `BilevelOptimizer`.
+
+    Example:
+        >>> bilevel = fsla.MASOBA(model, weights, inner_loss=inner_loss, outer_loss=outer_loss)
+        >>> info = bilevel.step(train, trusted)
+        >>> bilevel.step_count
+        1
     """
 
     def __init__(self, model: nn.Module, outer: OuterModules, *, new_grad_weight: float = 0.1, **options: Any) -> None:
