@@ -30,7 +30,7 @@ class SharedBatchWarning(UserWarning):
     Example:
         >>> import warnings
         >>> shared = fsla.StepBatches.draw("shared", lambda: None, lambda: None)
-        >>> with warnings.catch_warnings(record=True) as caught:
+        >>> with warnings.catch_warnings(record=True, action="always") as caught:
         ...     state = fsla.algorithms.fsla(constant(0.2, 0.5, 0.5, 0.5)).init(problem, at, shared)
         >>> caught[0].category.__name__
         'SharedBatchWarning'
