@@ -21,7 +21,7 @@ def test_a_process_waits_until_gloo_is_at_rest(monkeypatch):
     ]
     looks = iter(seen)
     monkeypatch.setattr(leaving, "workers", lambda: next(looks))
-    monkeypatch.setattr(leaving, "LOOK_EVERY_S", 0.0)
+    monkeypatch.setattr(leaving, "CHECK_EVERY_S", 0.0)
     wait_for_gloo_threads()
     assert list(looks) == seen[4:]
 
@@ -33,7 +33,7 @@ def test_a_process_without_gloo_does_not_wait(monkeypatch):
 
 def test_a_thread_that_never_rests_does_not_keep_a_process(monkeypatch):
     monkeypatch.setattr(leaving, "workers", lambda: {"1": Task("R", "5")})
-    monkeypatch.setattr(leaving, "LOOK_EVERY_S", 0.0)
+    monkeypatch.setattr(leaving, "CHECK_EVERY_S", 0.0)
     wait_for_gloo_threads()
 
 

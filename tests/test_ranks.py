@@ -215,19 +215,19 @@ def test_a_command_says_once_what_is_wrong():
 def test_positions_tell_who_is_awaited():
     seen = Positions(3, now=0.0)
     for rank, messages in enumerate((7, 5, 7)):
-        seen.look(rank, {"name": f"host{rank}, process 1", "messages": messages, "beat": 1}, now=1.0)
-    assert seen.stands_s(11.0) == 10.0
-    assert seen.awaited(2.0, silence=5.0) == [1]
+        seen.observe(rank, {"name": f"host{rank}, process 1", "messages": messages, "beat": 1}, now=1.0)
+    assert seen.stalled_s(11.0) == 10.0
+    assert seen.missing(2.0, silence=5.0) == [1]
     assert seen.name(1) == "rank 1 (host1, process 1)"
     for rank in (0, 1):
-        seen.look(rank, {"name": "", "messages": 7, "beat": 2}, now=8.0)
-    assert seen.awaited(9.0, silence=5.0) == [2]  # it writes nothing any more
-    seen.look(2, {"name": "", "messages": 7, "beat": 2}, now=9.0)
-    assert seen.awaited(9.0, silence=5.0) == []
+        seen.observe(rank, {"name": "", "messages": 7, "beat": 2}, now=8.0)
+    assert seen.missing(9.0, silence=5.0) == [2]  # it writes nothing any more
+    seen.observe(2, {"name": "", "messages": 7, "beat": 2}, now=9.0)
+    assert seen.missing(9.0, silence=5.0) == []
     for rank in (1, 2):
-        seen.look(rank, {"name": "", "messages": 7, "beat": 3, "left": True}, now=10.0)
-    seen.look(0, {"name": "", "messages": 9, "beat": 30}, now=99.0)
-    assert seen.awaited(100.0, silence=5.0) == []  # they have ended, and rank 0 works on
+        seen.observe(rank, {"name": "", "messages": 7, "beat": 3, "left": True}, now=10.0)
+    seen.observe(0, {"name": "", "messages": 9, "beat": 30}, now=99.0)
+    assert seen.missing(100.0, silence=5.0) == []  # they have ended, and rank 0 works on
 
 
 def reducer_of(rank, world_size):

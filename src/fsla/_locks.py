@@ -18,7 +18,7 @@ except ImportError:  # not on Windows
 
 from fsla._files import FileError, open_regular
 
-_held: set[Path] = set()
+_locked_paths: set[Path] = set()
 _guard = threading.Lock()
 
 
@@ -38,10 +38,10 @@ def locked(path: Path, folder: Path) -> Iterator[None]:
     """
     path = Path(os.path.realpath(path.parent)) / path.name
     with _guard:
-        if path in _held:
+        if path in _locked_paths:
             raise _busy(folder, f"{os.getpid()} (this one)")
         file = _take(path, folder)
-        _held.add(path)
+        _locked_paths.add(path)
     try:
         yield
     finally:
@@ -50,7 +50,7 @@ def locked(path: Path, folder: Path) -> Iterator[None]:
                 if _is_at(path, file):
                     path.unlink(missing_ok=True)
                 os.close(file)
-            _held.discard(path)
+            _locked_paths.discard(path)
 
 
 def _take(path: Path, folder: Path) -> int | None:

@@ -120,8 +120,8 @@ def _unflatten(tensors: Mapping[str, Tensor], json: Json, depth: int) -> Any:
         pairs = [(part[0], part[1]) for part in parts if isinstance(part, list) and len(part) == 2]
         if len(pairs) != len(parts) or not all(type(name) in (str, int) for name, _ in pairs):
             raise ValueError("it has a mapping that is none")
-        found = {name: _unflatten(tensors, part, depth + 1) for name, part in pairs}
-        return Counter(found) if kind == "counter" else found
+        mapping = {name: _unflatten(tensors, part, depth + 1) for name, part in pairs}
+        return Counter(mapping) if kind == "counter" else mapping
     entries = [_unflatten(tensors, part, depth + 1) for part in parts]
     if kind in ("tuple", "list"):
         return tuple(entries) if kind == "tuple" else entries
@@ -217,8 +217,8 @@ def _escaped(name: str) -> str:
 
 
 def _check_tensor(tensor: Tensor) -> None:
-    kept = tensor.layout is torch.strided and not tensor.is_meta and not tensor.is_quantized
-    if not kept or tensor.dtype is torch.complex128:
+    supported = tensor.layout is torch.strided and not tensor.is_meta and not tensor.is_quantized
+    if not supported or tensor.dtype is torch.complex128:
         raise TypeError(
             "A state holds dense tensors with numbers of at most 64 bits. "
             f"Got one of layout {tensor.layout} and dtype {tensor.dtype} on {tensor.device} instead."
@@ -250,14 +250,14 @@ def evolve(value: T, **changes: object) -> T:
 
 def tensors_of(value: object) -> list[Tensor]:
     """Return the tensors of a nest, in a fixed order; one that stands in two places comes twice."""
-    found: list[Tensor] = []
+    tensors: list[Tensor] = []
 
     def collect(t: Tensor) -> Tensor:
-        found.append(t)
+        tensors.append(t)
         return t
 
     map_tensors(collect, value)
-    return found
+    return tensors
 
 
 def describe(value: object) -> Json:

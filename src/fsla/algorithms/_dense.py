@@ -89,17 +89,17 @@ class DenseTracked(Algorithm[DenseState]):
     def _ask(self, step: StepContext, at: Point, *, tracked: bool) -> dict[str, torch.Tensor]:
         """What is tracked at a point, or what is not, each as one vector or matrix."""
         batches = step.batches
-        found: dict[str, torch.Tensor] = {}
+        parts: dict[str, torch.Tensor] = {}
         if self.gradients == tracked:
-            found["grad"] = flatten(step.inner_at(at, batches.inner_grad[0]).grad_omega)
-            found["by_omega"] = flatten(step.outer_at(at, batches.outer_grad_omega[0]).grad_omega)
-            found["by_lam"] = flatten(step.outer_at(at, batches.outer_grad_lam[0]).grad_lam)
+            parts["grad"] = flatten(step.inner_at(at, batches.inner_grad[0]).grad_omega)
+            parts["by_omega"] = flatten(step.outer_at(at, batches.outer_grad_omega[0]).grad_omega)
+            parts["by_lam"] = flatten(step.outer_at(at, batches.outer_grad_lam[0]).grad_lam)
         if tracked:
             view = step.inner_at(at, batches.hvp[0]).linearized()
             pairs = [view.products(e) for e in basis(at.omega)]
-            found["H"] = torch.stack([flatten(h) for h, _ in pairs], 1)
-            found["J"] = torch.stack([flatten(j) for _, j in pairs], 1)
-        return found
+            parts["H"] = torch.stack([flatten(h) for h, _ in pairs], 1)
+            parts["J"] = torch.stack([flatten(j) for _, j in pairs], 1)
+        return parts
 
 
 @register("stable")

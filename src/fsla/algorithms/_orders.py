@@ -165,15 +165,15 @@ class Alternating(Algorithm[AlternatingState]):
         old = self.keep(state.position) if back else state.position
         if not self.outer_last:
             lam = updates.outer(lam, state.direction, rates.outer_lr)  # line 3
-        here = Point(lam.value, omega.value)
+        point = Point(lam.value, omega.value)
         if self.adjoint_at == "old_params":  # line 7, first, since its product leaves the gradient of line 6 too
-            adjoint, measured = self.estimator.advance(step, here, adjoint, measured)
+            adjoint, measured = self.estimator.advance(step, point, adjoint, measured)
         if self.restart:
             omega = updates.inner.set(omega, state.first_omega)
-            here = Point(lam.value, omega.value)
+            point = Point(lam.value, omega.value)
         growth = (step.step_count + 1) ** self.growth if self.growth else 1
         count = math.ceil(self.inner_steps * growth)
-        at, omega = descend(step, here, omega, count, keep=self._keep_omega)  # line 6
+        at, omega = descend(step, point, omega, count, keep=self._keep_omega)  # line 6
         if self.adjoint_at == "new_params":
             if step.batches.hvp[0] is step.batches.mixed_hvp[0]:  # H v and J v' are of one graph
                 step.inner_at(at, step.batches.hvp[0]).linearized()
@@ -306,12 +306,12 @@ class Simultaneous(Algorithm[SimultaneousState]):
     def start(self, state: State, step: StepContext) -> SimultaneousState:
         omega = state.omega.value
         adjoint = Variable({}) if self.estimator else step.updates.adjoint.init(zeros_like(omega))
-        here = Position(state.point, adjoint.value)
+        position = Position(state.point, adjoint.value)
         d_omega, d_adjoint, d = zeros_like(omega), zeros_like(adjoint.value), state.direction
         if self.looks_back or self.estimator:
-            first = self._gradients(step, here)
+            first = self._gradients(step, position)
             d_omega, d_adjoint, d = first.omega, first.adjoint, dense(first.lam)
-        before = self.keep(here) if self.looks_back else None
+        before = self.keep(position) if self.looks_back else None
         d_omega = d_omega if self.inner_momentum.remembers else {}
         d_adjoint = d_adjoint if self.adjoint_momentum.remembers else {}
         return SimultaneousState(0, state.lam, state.omega, d, state.measured, adjoint, d_omega, d_adjoint, before)
@@ -320,8 +320,8 @@ class Simultaneous(Algorithm[SimultaneousState]):
         rates, updates = step.rates, step.updates
         weight = rates.new_grad_weight
         adjoint, measured = state.adjoint, state.measured
-        here = Position(state.point, adjoint.value)
-        new = self._gradients(step, here)
+        position = Position(state.point, adjoint.value)
+        new = self._gradients(step, position)
         back = state.before is not None and any(momentum.asks_back(weight) for momentum in self._momenta)
         old = self._gradients(step, state.before) if back and state.before is not None else _NONE
         d_omega = self.inner_momentum(new.omega, old.omega, state.omega_direction, weight)
@@ -329,7 +329,7 @@ class Simultaneous(Algorithm[SimultaneousState]):
         if self.inner_momentum.remembers:  # The optimiser of a module may change its gradient in place.
             remembered = clone(d_omega) if updates.in_place else d_omega
         d = self.outer_momentum(new.lam, old.lam, state.direction, weight)
-        before = self.keep(here) if self.looks_back else None
+        before = self.keep(position) if self.looks_back else None
         d_adjoint: Tree = {}
         if self.estimator is None:
             residual, measured = step.step_sizes.residual(adjoint.value, new.hv, new.b, measured)

@@ -71,15 +71,15 @@ class Saba(Algorithm[SabaState]):
         device = next(iter(hvp.values())).device
         i = _number(inner_batch, self.inner_batches, "inner", device)
         j = _number(outer_batch, self.outer_batches, "outer", device)
-        said = {
+        gradients = {
             "inner_grad": (inner.grad_omega, i),
             "hvp": (hvp, i),
             "mixed_hvp": (mixed_hvp, i),
             "outer_grad_omega": (by_omega, j),
             "outer_grad_lam": (by_lam, j),
         }
-        found = {name: corrected(g, number, state.tables[name]) for name, (g, number) in said.items()}
-        g = {name: direction for name, (direction, _) in found.items()}
+        results = {name: corrected(g, number, state.tables[name]) for name, (g, number) in gradients.items()}
+        g = {name: direction for name, (direction, _) in results.items()}
         d = sub(g["outer_grad_lam"], g["mixed_hvp"])
         return evolve(
             state,
@@ -87,7 +87,7 @@ class Saba(Algorithm[SabaState]):
             omega=updates.inner(state.omega, g["inner_grad"], rates.inner_lr),
             adjoint=updates.adjoint(state.adjoint, sub(g["hvp"], g["outer_grad_omega"]), rates.adjoint_lr),
             direction=d,
-            tables={name: table for name, (_, table) in found.items()},
+            tables={name: table for name, (_, table) in results.items()},
         )
 
 

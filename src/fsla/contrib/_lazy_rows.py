@@ -223,8 +223,8 @@ class LazyRowOptimizer(Generic[S]):
     def _touch(self, batches: StepBatches) -> None:
         """Set out which rows the inner batches of a step read, each once, in order."""
         spec = self.algorithm.batches
-        asked = (spec.inner_grad, batches.inner_grad), (spec.hvp, batches.hvp), (spec.mixed_hvp, batches.mixed_hvp)
-        distinct = dict.fromkeys(batch for count, slot in asked if count for batch in slot)
+        slots = (spec.inner_grad, batches.inner_grad), (spec.hvp, batches.hvp), (spec.mixed_hvp, batches.mixed_hvp)
+        distinct = dict.fromkeys(batch for count, slot in slots if count for batch in slot)
         named: Tensor = torch.unique(torch.cat([self._named(batch) for batch in distinct]))
         self._index = self._owned(named)
 
@@ -237,13 +237,13 @@ class LazyRowOptimizer(Generic[S]):
 
     def _owned(self, index: Tensor) -> Tensor:
         """Where samples are among this rank's."""
-        own = index - self.index_range.start
-        if len(own) and not (int(own.min()) >= 0 and int(own.max()) < len(self.index_range)):
+        local = index - self.index_range.start
+        if len(local) and not (int(local.min()) >= 0 and int(local.max()) < len(self.index_range)):
             raise IndexError(
                 f"A rank must read samples of its own: {self.index_range}. Got some from {int(index.min())} to "
                 f"{int(index.max())}. Draw them with fsla.distributed.ShardedSampler, or from its own range."
             )
-        return own
+        return local
 
     def _places(self, data: Any) -> Tensor:
         """Where a batch's rows are among those that the step touches."""

@@ -88,13 +88,13 @@ def save_shards(
     """
     folder = Path(folder)
     index_range = run.index_range
-    together = index_range.world_size > 1
+    several = index_range.world_size > 1
     _save(folder, run.step_count, index_range, {"state": run.state_dict(), "extra": extra_state})
-    if together:
+    if several:
         dist.barrier(group)
     if index_range.rank == 0:
         _publish(folder, run.step_count, index_range)
-    if together:
+    if several:
         dist.barrier(group)
 
 
@@ -127,8 +127,8 @@ def load_shards(folder: str | Path, index_range: IndexRange, device: torch.devic
         )
     if manifest.world_size != index_range.world_size:
         raise CheckpointError(
-            f"The run in {folder} must be of {_ranks(index_range.world_size)}, as this one is. It is of "
-            f"{_ranks(manifest.world_size)}. Start as many processes, or first call "
+            f"The run in {folder} must be of {_count_ranks(index_range.world_size)}, as this one is. It is of "
+            f"{_count_ranks(manifest.world_size)}. Start as many processes, or first call "
             f"fsla.contrib.reshard({str(folder)!r}, {index_range.world_size}) in one."
         )
     return _load(folder, manifest, index_range, device)
@@ -170,16 +170,16 @@ def reshard(folder: str | Path, world_size: int) -> None:
     state = common["state"]
     decay = common["rows"]["decay"]
     del common  # and with it a rank's rows
-    for own in new.full():
-        parts = [_cut(folder, manifest, other, own) for other in old.full() if _overlap(other, own)]
+    for target in new.full():
+        parts = [_cut(folder, manifest, other, target) for other in old.full() if _overlap(other, target)]
         rows = {
             "lam": _joined([part["lam"] for part in parts]),
             "d": _joined([part["d"] for part in parts]),
             "last": torch.cat([part["last"] for part in parts]),
             "decay": decay,
         }
-        run = {"index_range": own, "state": state, "rows": rows}
-        _save(folder, manifest.step_count, own, {"state": run, "extra": None})
+        run = {"index_range": target, "state": state, "rows": rows}
+        _save(folder, manifest.step_count, target, {"state": run, "extra": None})
     _publish(folder, manifest.step_count, new)
 
 
@@ -215,7 +215,7 @@ def _save(folder: Path, step_count: int, owner: IndexRange, content: object) -> 
     save_nest(path, _KIND_OF_RANK, content)
 
 
-def _ranks(count: int) -> str:
+def _count_ranks(count: int) -> str:
     return "1 rank" if count == 1 else f"{count} ranks"
 
 
@@ -236,22 +236,23 @@ def _publish(folder: Path, step_count: int, owner: IndexRange) -> None:
 
 def _manifest(folder: Path) -> _Manifest:
     try:
-        found: Any = container.read(folder / MANIFEST, _KIND).json
-        if not _MANIFEST(found) or not len(found["digests"]) == found["world_size"] <= found["num_samples"]:
+        content: Any = container.read(folder / MANIFEST, _KIND).json
+        if not _MANIFEST(content) or not len(content["digests"]) == content["world_size"] <= content["num_samples"]:
             raise container.unreadable(folder / MANIFEST, "it is malformed")
     except ValueError as error:
         raise CheckpointError(f"{folder} must hold a run that fsla.contrib.save_shards wrote. {error}") from None
-    return _Manifest(*(found[name] for name in _Manifest._fields))
+    return _Manifest(*(content[name] for name in _Manifest._fields))
 
 
 def _load(folder: Path, manifest: _Manifest, owner: IndexRange, device: torch.device | str) -> LoadedShards:
     path = _path(folder, manifest.step_count, owner)
-    found, content = load_nest(path, _KIND_OF_RANK, device)
-    if content.digest != manifest.digests[owner.rank]:
+    saved, file = load_nest(path, _KIND_OF_RANK, device)
+    if file.digest != manifest.digests[owner.rank]:
         raise CheckpointError(f"Cannot use {path}: it is not the file that {MANIFEST} names. Begin anew.")
-    state = found.get("state") if isinstance(found, dict) else None
-    if not isinstance(found, dict) or not isinstance(state, dict) or state.get("index_range") != owner:
+    state = saved.get("state") if isinstance(saved, dict) else None
+    if not isinstance(saved, dict) or not isinstance(state, dict) or state.get("index_range") != owner:
         raise CheckpointError(
-            f"{path} must hold rank {owner.rank} of {_ranks(owner.world_size)}. It holds something else. Begin anew."
+            f"{path} must hold rank {owner.rank} of {_count_ranks(owner.world_size)}. It holds something else. "
+            "Begin anew."
         )
-    return LoadedShards(state, found.get("extra"))
+    return LoadedShards(state, saved.get("extra"))

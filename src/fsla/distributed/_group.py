@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 T = TypeVar("T")
-LOOK_EVERY_S = 0.05
+POLL_EVERY_S = 0.05
 _MEETINGS = count(1)
 """Each has a place of its own in the store, also where a process joins the ranks anew."""
 
@@ -95,12 +95,12 @@ class ProcessGroup:
         """Return a JSON value of each rank, in the order of ranks."""
         if self.world_size == 1:
             return [value]
-        own = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8).to(_device())
-        sizes = [torch.zeros(1, dtype=torch.int64, device=own.device) for _ in range(self.world_size)]
+        sent = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8).to(_device())
+        sizes = [torch.zeros(1, dtype=torch.int64, device=sent.device) for _ in range(self.world_size)]
         self.count(sizes[0])
-        dist.all_gather(sizes, torch.tensor([len(own)], device=own.device))
+        dist.all_gather(sizes, torch.tensor([len(sent)], device=sent.device))
         longest = max(int(size) for size in sizes)
-        padded = torch.cat([own, own.new_zeros(longest - len(own))])
+        padded = torch.cat([sent, sent.new_zeros(longest - len(sent))])
         padded_texts = [torch.empty_like(padded) for _ in range(self.world_size)]
         self.count(padded)
         dist.all_gather(padded_texts, padded)
@@ -118,18 +118,18 @@ class ProcessGroup:
         self.copy_from(0, [size])
         sent = torch.frombuffer(bytearray(text or bytes(int(size))), dtype=torch.uint8).to(_device())
         self.copy_from(0, [sent])
-        found: T = json.loads(sent.cpu().numpy().tobytes())
-        return found
+        received: T = json.loads(sent.cpu().numpy().tobytes())
+        return received
 
     def all_reduce_max(self, numbers: Sequence[int]) -> list[int]:
         """Return the largest that any rank has, of each number."""
-        found = [int(number) for number in numbers]
+        local = [int(number) for number in numbers]
         if self.world_size == 1:
-            return found
-        told = torch.tensor(found, device=_device())
-        self.count(told)
-        dist.all_reduce(told, dist.ReduceOp.MAX)
-        return [int(number) for number in told.tolist()]
+            return local
+        largest = torch.tensor(local, device=_device())
+        self.count(largest)
+        dist.all_reduce(largest, dist.ReduceOp.MAX)
+        return [int(number) for number in largest.tolist()]
 
     def run_on_first(self, action: Callable[[], T], *, shown: tuple[type[Exception], ...] = (Exception,)) -> T:
         """Return what `action` returns on rank 0, a JSON value; if it raises there, end the other ranks too."""
@@ -143,8 +143,8 @@ class ProcessGroup:
             except shown as error:
                 failed = error
         self.raise_if_any_failed(failed)
-        found: T = self.broadcast(value)
-        return found
+        result: T = self.broadcast(value)
+        return result
 
     def raise_if_any_failed(self, failed: Exception | None) -> None:
         """Raise if any rank failed: its own error on each rank that failed, SystemExit on the others.
@@ -166,12 +166,12 @@ class ProcessGroup:
 
     def check_equal(self, known: Mapping[str, Any], what: str) -> None:
         """Raise unless all ranks have the same value under each name; rank 0 names what differs."""
-        said = self.gather({name: json.dumps(value, sort_keys=True) for name, value in known.items()})
-        names = list(dict.fromkeys(name for own in said for name in own))
-        differ = [name for name in names if len({own.get(name) for own in said}) > 1]
+        texts = self.gather({name: json.dumps(value, sort_keys=True) for name, value in known.items()})
+        names = list(dict.fromkeys(name for text in texts for name in text))
+        differ = [name for name in names if len({text.get(name) for text in texts}) > 1]
         if not differ:
             return
-        shown = "; ".join(f"{name}: {_by_value([own.get(name) for own in said])}" for name in differ[:4])
+        shown = "; ".join(f"{name}: {_by_value([text.get(name) for text in texts])}" for name in differ[:4])
         more = f"; and {len(differ) - 4} more" if len(differ) > 4 else ""
         self.abort(
             f"All ranks must have the same {what}. These differ: {shown}{more}. Start the same program, with the same "
@@ -195,7 +195,7 @@ class ProcessGroup:
         self.store.add(place, 1)
         pause = threading.Event()
         while self.store.add(place, 0) < self.world_size:
-            pause.wait(LOOK_EVERY_S)
+            pause.wait(POLL_EVERY_S)
 
     def local_slice(self, count: int) -> slice:
         """Return this rank's slice of `count` things."""
@@ -233,8 +233,8 @@ def _device() -> torch.device:
 
 def _by_value(values: Sequence[str | None]) -> str:
     """Who has what, the ranks that agree together."""
-    ranks: dict[str, list[str]] = {}
+    ranks_of: dict[str, list[str]] = {}
     for rank, value in enumerate(values):
         short = "nothing" if value is None else value if len(value) <= 60 else f"{value[:57]}..."
-        ranks.setdefault(short, []).append(str(rank))
-    return ", ".join(f"{value} on rank {' '.join(those)}" for value, those in ranks.items())
+        ranks_of.setdefault(short, []).append(str(rank))
+    return ", ".join(f"{value} on rank {' '.join(those)}" for value, those in ranks_of.items())

@@ -131,11 +131,11 @@ def should_report(text: str) -> bool:
         store = watch.store(
             os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), hosted=False, timeout=timedelta(seconds=REPORT_S)
         )
-        said = f"said/{hashlib.blake2b(text.encode(), digest_size=16).hexdigest()}"
+        key = f"said/{hashlib.blake2b(text.encode(), digest_size=16).hexdigest()}"
         if rank == "0":
-            store.set(said, text)
+            store.set(key, text)
             return True
-        store.wait([said], timedelta(seconds=REPORT_S))
+        store.wait([key], timedelta(seconds=REPORT_S))
     except (KeyError, ValueError, RuntimeError):  # torch's errors of the network are the last of these
         return True
     return False
@@ -166,8 +166,8 @@ def _connect() -> None:
             f"RANK, from 0, must be below WORLD_SIZE. Got RANK={rank}, WORLD_SIZE={world}, LOCAL_RANK={local}. Start "
             "the program with torchrun, which sets them."
         )
-    own = get_device()
-    backend = "cpu:gloo,cuda:nccl" if own.type == "cuda" else "gloo"
+    device = get_device()
+    backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
     address, port = os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]
     timeout = timedelta(seconds=timeout_s())
     try:
@@ -193,26 +193,26 @@ def _leave() -> None:
         dist.destroy_process_group()
 
 
-def _watched(ranks: ProcessGroup) -> ProcessGroup:
-    if ranks.world_size > 1:
+def _watched(group: ProcessGroup) -> ProcessGroup:
+    if group.world_size > 1:
         atexit.register(wait_for_gloo_threads)
-        store = watch.start(ranks.rank, ranks.world_size, timeout_s(), lambda: ranks.messages)
-        (missing,) = ranks.all_reduce_max([store is None])
-        ranks.store = None if missing else store
-        ranks.check_equal(_code(), "code")
-    return ranks
+        store = watch.start(group.rank, group.world_size, timeout_s(), lambda: group.messages)
+        (missing,) = group.all_reduce_max([store is None])
+        group.store = None if missing else store
+        group.check_equal(_code(), "code")
+    return group
 
 
 def _code() -> dict[str, str]:
     """What runs here, in short: this package, torch, and the program that was started."""
     package = Path(__file__).parents[1]
-    own = hashlib.blake2b(digest_size=8)
+    digest = hashlib.blake2b(digest_size=8)
     for path in sorted(package.rglob("*.py")):
-        own.update(path.read_bytes())
+        digest.update(path.read_bytes())
     program = Path(sys.argv[0])
     started = program.read_bytes() if program.is_file() else b""
     return {
-        "fsla": own.hexdigest(),
+        "fsla": digest.hexdigest(),
         "torch": torch.__version__,
         "program": f"{program.name} {hashlib.blake2b(started, digest_size=8).hexdigest()}",
     }

@@ -38,10 +38,10 @@ def rows_of_rank(count: int, rank: int, world_size: int) -> slice:
 
 def count_samples(batch: Any) -> int:
     """Return how many samples a batch has; raise a TypeError unless it can be cut."""
-    held = tensors_in(batch)
-    lengths = {len(t) if t.ndim else None for t in held}
+    tensors = tensors_in(batch)
+    lengths = {len(t) if t.ndim else None for t in tensors}
     if len(lengths) != 1 or None in lengths or 0 in lengths:
-        shapes = ", ".join(str(tuple(t.shape)) for t in held[:6]) or "no tensors"
+        shapes = ", ".join(str(tuple(t.shape)) for t in tensors[:6]) or "no tensors"
         raise TypeError(
             "A batch that ranks share must be tensors, or lists, tuples and mappings of them, with a row for each "
             f"sample. Got {type(batch).__name__} with {shapes}. Let each rank bring its own samples instead, with "

@@ -22,7 +22,7 @@ from fsla.distributed._join import SINGLE_PROCESS, get_group, raise_on_first
 from fsla.distributed._partition import BatchShard, count_samples, digest, first_length, rows_of_rank, take_rows
 
 _PRIME = 1_000_003
-Found = Mapping[str, Tensor | None]
+Derivatives = Mapping[str, Tensor | None]
 """Derivatives by name; None for a tensor that the loss does not reach."""
 
 
@@ -82,13 +82,13 @@ class Reducer:
         self,
         data: Sequence[Any],
         values: list[Tensor],
-        by_omega: list[Found],
-        by_lam: Found,
+        by_omega: list[Derivatives],
+        by_lam: Derivatives,
         leaves: GraphLeaves,
         *,
         lam_rows: bool,
         by_backward: bool,
-    ) -> tuple[list[Tensor], list[Found], Found]:
+    ) -> tuple[list[Tensor], list[Derivatives], Derivatives]:
         """Return values and derivatives on the whole batch, from those on this process's parts.
 
         Args:
@@ -148,12 +148,12 @@ class DataParallelReducer(Reducer):
         self.split_batches = split_batches
         self.sharded = model is not None and any(is_sharded(p) for p in model.parameters())
         """Whether ω is in shards, as fully_shard has it."""
-        alone = not (dist.is_available() and dist.is_initialized()) or (group is None and self.ranks is SINGLE_PROCESS)
-        self._group = None if alone else (dist.group.WORLD if group is None else group).group_name  # type: ignore[union-attr]
+        single = not (dist.is_available() and dist.is_initialized()) or (group is None and self.ranks is SINGLE_PROCESS)
+        self._group = None if single else (dist.group.WORLD if group is None else group).group_name  # type: ignore[union-attr]
         self._wrapped = isinstance(model, DistributedDataParallel)
-        self._rank = 0 if alone else dist.get_rank(group)
-        self._world_size = 1 if alone else dist.get_world_size(group)
-        self._splits = not alone and (model is None or self._world_size > 1)
+        self._rank = 0 if single else dist.get_rank(group)
+        self._world_size = 1 if single else dist.get_world_size(group)
+        self._splits = not single and (model is None or self._world_size > 1)
         """Whether there are others; a function's batches are also shared out in a group of one."""
         self._by_itself = False
 
@@ -197,33 +197,33 @@ class DataParallelReducer(Reducer):
         self,
         data: Sequence[Any],
         values: list[Tensor],
-        by_omega: list[Found],
-        by_lam: Found,
+        by_omega: list[Derivatives],
+        by_lam: Derivatives,
         leaves: GraphLeaves,
         *,
         lam_rows: bool,
         by_backward: bool,
-    ) -> tuple[list[Tensor], list[Found], Found]:
+    ) -> tuple[list[Tensor], list[Derivatives], Derivatives]:
         if not self.reduces:
             return values, by_omega, by_lam
         hooked = by_backward and (self.sharded or self._wrapped)
         stays = lam_rows and isinstance(data[0], BatchShard)
         sent_omega = [] if hooked else by_omega
         sent_lam = {} if stays else by_lam
-        found = [g for tree in [*sent_omega, sent_lam] for g in tree.values()]
+        derivatives = [g for tree in [*sent_omega, sent_lam] for g in tree.values()]
         like = [leaves.omega[name] for tree in sent_omega for name in tree] + [leaves.lam[name] for name in sent_lam]
-        sent = [torch.zeros_like(t) if g is None else g.detach() for g, t in zip(found, like, strict=True)]
+        sent = [torch.zeros_like(t) if g is None else g.detach() for g, t in zip(derivatives, like, strict=True)]
         if lam_rows and not stays:
             start = len(sent) - len(sent_lam)
             sent[start:] = [self._among_rows(t, data[0]) for t in sent[start:]]
-        reached = [g is not None for g in found]
-        values, means = self._mean(values, sent, reached, data, next(iter(leaves.omega.values())))
+        exists = [g is not None for g in derivatives]
+        values, means = self._mean(values, sent, exists, data, next(iter(leaves.omega.values())))
         received = iter(means)
         by_omega = by_omega if hooked else [{name: next(received) for name in tree} for tree in by_omega]
         return values, by_omega, by_lam if stays else {name: next(received) for name in by_lam}
 
     def _mean(
-        self, values: list[Tensor], sent: list[Tensor], reached: list[bool], data: Sequence[Any], like: Tensor
+        self, values: list[Tensor], sent: list[Tensor], exists: list[bool], data: Sequence[Any], like: Tensor
     ) -> tuple[list[Tensor], list[Tensor | None]]:
         """Means over the ranks; with a module, None for what no rank reached, for which the host may wait."""
         exact = torch.promote_types(like.dtype, torch.float32)  # The same on all ranks; sizes are whole numbers.
@@ -233,15 +233,15 @@ class DataParallelReducer(Reducer):
             return sums[len(sent) :], list(sums[: len(sent)])
         sizes = [0.0] * self._world_size
         sizes[self._rank] = 0.0 if self.split_batches else float(sum(first_length(part) for part in data))
-        notes = torch.tensor([*map(float, reached), *sizes], dtype=exact, device=like.device)
+        notes = torch.tensor([*map(float, exists), *sizes], dtype=exact, device=like.device)
         *sums, notes = self._sum([*sent, *values, notes])
         if not self.split_batches:
             self._check_sizes(notes[len(sent) :])
-        if not all(reached):  # Else this rank need not wait for the device.
-            reached = [count > 0 for count in notes[: len(sent)].tolist()]
+        if not all(exists):  # Else this rank need not wait for the device.
+            exists = [count > 0 for count in notes[: len(sent)].tolist()]
         means = [t / self._scale for t in sums]
-        found = [t if any_reached else None for t, any_reached in zip(means, reached, strict=False)]
-        return means[len(sent) :], found
+        derivatives = [t if any_reached else None for t, any_reached in zip(means, exists, strict=False)]
+        return means[len(sent) :], derivatives
 
     def _among_rows(self, t: Tensor, data: Any) -> Tensor:
         """The rows of this rank's samples between zeros for those of the others."""
@@ -276,11 +276,11 @@ class DataParallelReducer(Reducer):
         return sums
 
     def _check_sizes(self, sizes: Tensor) -> None:
-        found = [int(size) for size in sizes.tolist()]
-        if len(set(found)) > 1:
+        counts = [int(size) for size in sizes.tolist()]
+        if len(set(counts)) > 1:
             self.ranks.abort(
                 "With split_batches=False all ranks must bring as many samples. "
-                f"Got {', '.join(map(str, found))} by rank. Give the loaders drop_last=True, or the same whole batch "
+                f"Got {', '.join(map(str, counts))} by rank. Give the loaders drop_last=True, or the same whole batch "
                 "to every rank with split_batches=True."
             )
 
@@ -289,21 +289,21 @@ class DataParallelReducer(Reducer):
         if not self._splits:
             return probe()
         failed: Exception | None = None
-        found = 0
+        result = 0
         self._by_itself = True
         try:
-            found = probe()
+            result = probe()
         except Exception as error:
             failed = error
         finally:
             self._by_itself = False
         self.ranks.raise_if_any_failed(failed)
-        return self.ranks.all_reduce_max([found])[0]
+        return self.ranks.all_reduce_max([result])[0]
 
     def backward_context(self, model: Any, *, omega: bool, last: bool) -> AbstractContextManager[None]:
         if self._wrapped and not (self.reduces and omega and last):
-            quiet: AbstractContextManager[None] = model.no_sync()
-            return quiet
+            no_sync: AbstractContextManager[None] = model.no_sync()
+            return no_sync
         return nullcontext()
 
     def bare(self, model: Any) -> Any:

@@ -383,9 +383,9 @@ def check_hypergradient(
             for start in (exact.omega, at.omega):
                 with warnings.catch_warnings():
                     warnings.simplefilter("ignore", ConvergenceWarning)  # The table shows it.
-                    here = Point(at.lam, start)
+                    point = Point(at.lam, start)
                     result = hypergradient(
-                        oracles, here, inner_batch, outer_batch, method, num_steps=K or 1, step_size=step_size
+                        oracles, point, inner_batch, outer_batch, method, num_steps=K or 1, step_size=step_size
                     )
                 errors.append(float(norm(sub(result.value, exact.value))) / scale)
             rows.append(Row(method, K, errors[1], errors[0], result.residual))
@@ -410,5 +410,5 @@ def _difference(problem: Oracles, at: Point, exact: HypergradientResult, batches
         omega = solve_inner(lambda point: problem.inner_at(point, batches.inner_grad[0]), Point(lam, exact.omega))
         ends.append(float(problem.outer_at(Point(lam, omega), batches.outer_grad_omega[0]).value))
     slope = float(dot(exact.value, direction))
-    found = (ends[0] - ends[1]) / (2 * step)
-    return abs(found - slope) / max(abs(slope), 1e-30)
+    difference = (ends[0] - ends[1]) / (2 * step)
+    return abs(difference - slope) / max(abs(slope), 1e-30)

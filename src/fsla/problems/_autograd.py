@@ -28,7 +28,7 @@ from torch import Tensor
 
 from fsla._checks import pick
 from fsla._tree import Leaves, Tree, aligned, norm, zeros_like
-from fsla.distributed._reducer import Found, GraphLeaves, Part, Reducer
+from fsla.distributed._reducer import Derivatives, GraphLeaves, Part, Reducer
 from fsla.problems import _passes as passes
 from fsla.problems._batches import Batch
 from fsla.problems._passes import Gradients, Loss, filled
@@ -159,9 +159,9 @@ class LossProblem(Oracles):
         """Return whether a loss reads the rows of its batch's samples in the place of λ."""
         return False
 
-    def by_lam(self, level: Level, found: Found, data: Sequence[Any], at: Point) -> Leaves:
+    def by_lam(self, level: Level, derivatives: Derivatives, data: Sequence[Any], at: Point) -> Leaves:
         """Return derivatives by the leaves as one by λ."""
-        return filled(list(found.values()), at.lam)
+        return filled(list(derivatives.values()), at.lam)
 
     def no_lam(self, at: Point) -> Leaves:
         """Return ∂_λ F where F does not read λ."""
@@ -262,8 +262,8 @@ class LossView(View):
         self._batch = batch
         self._mode = mode
         self._update_buffers = update_buffers
-        share = problem.reducer.share
-        self._parts = [share(data, seed, number) for number, (data, seed) in enumerate(batch.parts)]
+        local_part = problem.reducer.share
+        self._parts = [local_part(data, seed, number) for number, (data, seed) in enumerate(batch.parts)]
         self._unmoved = Unmoved(at)
         self._value: Tensor | None = None
         self._omega: Tree | None = None
@@ -294,7 +294,7 @@ class LossView(View):
 
     def probe(self, v: Tree) -> Tree:
         """Take every kind of product that PyTorch may lack; return H v."""
-        return self._pulled(v, omega=True, lam=False, look=True)[0] if not self._mode.hvp_forward else self.hvp(v)
+        return self._pulled(v, omega=True, lam=False, check=True)[0] if not self._mode.hvp_forward else self.hvp(v)
 
     # ------------------------------------------------------------------------------------------------------ gradients
 
@@ -332,8 +332,8 @@ class LossView(View):
                     if value.requires_grad:
                         problem.backward(value, leaves, omega=omega, last=part is self._parts[-1])
                     values.append(value.detach())
-            by_omega: Found = {name: t.grad for name, t in leaves.omega.items()} if omega else {}
-            by_lam: Found = {name: t.grad for name, t in leaves.lam.items()} if lam else {}
+            by_omega: Derivatives = {name: t.grad for name, t in leaves.omega.items()} if omega else {}
+            by_lam: Derivatives = {name: t.grad for name, t in leaves.lam.items()} if lam else {}
         self._update_buffers = False
         value = sum(values[1:], values[0])
         (self._value,), (by_omega,), by_lam = self._mean([value], [by_omega], by_lam, leaves, by_backward=True)
@@ -353,7 +353,7 @@ class LossView(View):
             return self._hvp_forward(v), {}
         return self._pulled(v, omega=omega, lam=lam)
 
-    def _pulled(self, v: Tree, *, omega: bool, lam: bool, look: bool = False) -> tuple[Tree, Leaves]:
+    def _pulled(self, v: Tree, *, omega: bool, lam: bool, check: bool = False) -> tuple[Tree, Leaves]:
         """H v and J v by a reverse pass over <∂_ω, v>. The gradient is left on the way."""
         direction = aligned(v, self._at.omega)
         if self._graph is not None:
@@ -367,13 +367,13 @@ class LossView(View):
         second = []
         values = []
         # A node that is differentiable once is marked as such only where λ, too, requires a gradient.
-        wants_lam = lam or look or self._keep
+        wants_lam = lam or check or self._keep
         with self._problem.leaves(self._level, self._at, self._passed, omega=True, lam=wants_lam) as leaves:
             for part in self._parts:
                 with self._forward(leaves, part, bare=True) as loss:
                     value = self._scaled(loss, part)
                     grads = passes.with_graph(value, leaves.omega)
-                    if look:
+                    if check:
                         passes.check_twice_differentiable(grads)
                     if self._keep:
                         self._graph = leaves, grads
@@ -383,7 +383,7 @@ class LossView(View):
                     values.append(value.detach())
                     del grads
         self._update_buffers = False
-        gradient: Found = dict(zip(leaves.omega, first, strict=True))
+        gradient: Derivatives = dict(zip(leaves.omega, first, strict=True))
         if lam and not omega and self._problem.reducer.reduces:
             gradient = {}  # nobody asks for it, and it would travel
         by_omega, by_lam = self._split(second, omega=omega, lam=lam)
@@ -393,21 +393,21 @@ class LossView(View):
             self._omega = self._by_omega(gradient)
         return self._second(by_omega, by_lam, omega=omega, lam=lam)
 
-    def _split(self, second: Gradients, *, omega: bool, lam: bool) -> tuple[Found, Found]:
+    def _split(self, second: Gradients, *, omega: bool, lam: bool) -> tuple[Derivatives, Derivatives]:
         """What was pulled back, by ω and by λ."""
         count = len(self._at.omega) if omega else 0
         by_omega = dict(zip(self._at.omega, second[:count], strict=True)) if omega else {}
         return by_omega, dict(zip(self._at.lam, second[count:], strict=True)) if lam else {}
 
-    def _second(self, by_omega: Found, by_lam: Found, *, omega: bool, lam: bool) -> tuple[Tree, Leaves]:
+    def _second(self, by_omega: Derivatives, by_lam: Derivatives, *, omega: bool, lam: bool) -> tuple[Tree, Leaves]:
         hv = filled(list(by_omega.values()), self._at.omega) if omega else {}
         return hv, self._by_lam(by_lam) if lam else {}
 
-    def _by_lam(self, found: Found) -> Leaves:
+    def _by_lam(self, derivatives: Derivatives) -> Leaves:
         """Second derivatives by λ, of which at least one must exist for the inner loss."""
         if self._level == "inner" and not self._problem.reducer.partial:
-            passes.check_reached(found.values())
-        return self._problem.by_lam(self._level, found, self._data, self._at)
+            passes.check_reached(derivatives.values())
+        return self._problem.by_lam(self._level, derivatives, self._data, self._at)
 
     def mixed_hvp_transpose(self, u: Tree) -> Tree:
         total: list[Tensor | None] = []
@@ -420,8 +420,8 @@ class LossView(View):
                         passes.check_reached(by_lam)
                     pulled = passes.vjp(by_lam, self._of_leaves(u, leaves, data), list(leaves.omega.values()))
                     total = _plus(total, pulled)
-        _, (found,), _ = self._mean([], [dict(zip(leaves.omega, total, strict=True))], {}, leaves)
-        return filled(list(found.values()), self._at.omega)
+        _, (product,), _ = self._mean([], [dict(zip(leaves.omega, total, strict=True))], {}, leaves)
+        return filled(list(product.values()), self._at.omega)
 
     def _of_leaves(self, u: Tree, leaves: GraphLeaves, data: Sequence[Any]) -> list[Tensor]:
         """A tree of the form of λ, for the leaves."""
@@ -443,7 +443,7 @@ class LossView(View):
         values, by_omega, _ = self._mean([value], [first, second], {}, leaves)
         return self._keep_forward(values, *by_omega)
 
-    def _keep_forward(self, values: list[Tensor], first: Found, second: Found) -> Tree:
+    def _keep_forward(self, values: list[Tensor], first: Derivatives, second: Derivatives) -> Tree:
         """Keep the value, where there is one, and the gradient of a pass; return its H v."""
         self._update_buffers = False
         if values:
@@ -461,12 +461,12 @@ class LossView(View):
     def _mean(
         self,
         values: list[Tensor],
-        by_omega: list[Found],
-        by_lam: Found,
+        by_omega: list[Derivatives],
+        by_lam: Derivatives,
         leaves: GraphLeaves,
         *,
         by_backward: bool = False,
-    ) -> tuple[list[Tensor], list[Found], Found]:
+    ) -> tuple[list[Tensor], list[Derivatives], Derivatives]:
         """Values and derivatives on the whole batch, from those on this process's part."""
         if not self._problem.reducer.reduces:
             return values, by_omega, by_lam
@@ -498,14 +498,14 @@ class LossView(View):
         weight = part.weight / len(self._parts)
         return loss if weight == 1.0 else loss * weight
 
-    def _by_omega(self, found: Found) -> Tree:
+    def _by_omega(self, derivatives: Derivatives) -> Tree:
         """Derivatives by ω, of which at least one must exist."""
         if not self._problem.reducer.partial:
-            passes.check_depends(found.values(), LOSS_NAMES[self._level])
-        return filled(list(found.values()), self._at.omega)
+            passes.check_depends(derivatives.values(), LOSS_NAMES[self._level])
+        return filled(list(derivatives.values()), self._at.omega)
 
 
-def forward_gradients(value: Tensor, omega: Tree) -> tuple[Found, Found]:
+def forward_gradients(value: Tensor, omega: Tree) -> tuple[Derivatives, Derivatives]:
     """Return ∂_ω and its derivative along the tangents of ω, from a loss of dual tensors."""
     grads: Gradients = [None] * len(omega)
     if value.requires_grad:
@@ -597,9 +597,9 @@ class Problem(LossProblem):
         return nullcontext(passes.evaluate(loss, leaves.lam, leaves.omega, part, name, self.autocast_dtype))
 
     def backward(self, value: Tensor, leaves: GraphLeaves, *, omega: bool, last: bool) -> None:
-        wanted = [t for t in (*leaves.omega.values(), *leaves.lam.values()) if t.requires_grad]
-        if wanted:
-            torch.autograd.backward(value, inputs=wanted)
+        inputs = [t for t in (*leaves.omega.values(), *leaves.lam.values()) if t.requires_grad]
+        if inputs:
+            torch.autograd.backward(value, inputs=inputs)
 
     def lam_of_batch(self, lam: Tree, data: Sequence[Any]) -> Tree:
         """Return what the inner loss reads of λ on a batch."""
@@ -624,7 +624,7 @@ def missing_derivative(error: RuntimeError) -> str | None:
     """Return the operation that has no second derivative, as far as PyTorch names it; None for other errors."""
     text = (str(error).strip() or type(error).__name__).splitlines()[0]
     for pattern in _MISSING:
-        found = re.search(pattern, text)
-        if found:
-            return found[1]
+        match = re.search(pattern, text)
+        if match:
+            return match[1]
     return text if isinstance(error, NotImplementedError) else None

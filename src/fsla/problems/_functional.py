@@ -135,7 +135,7 @@ class Network:
 
             return original(again, *args, **kwargs)
 
-        own = [parameters[key] for parameters, key, _ in self._places]
+        originals = [parameters[key] for parameters, key, _ in self._places]
         setattr(checkpointing, _GENERATOR, generator)
         try:
             for parameters, key, name in self._places:
@@ -143,7 +143,7 @@ class Network:
             yield
         finally:
             setattr(checkpointing, _GENERATOR, original)
-            for (parameters, key, _), parameter in zip(self._places, own, strict=True):
+            for (parameters, key, _), parameter in zip(self._places, originals, strict=True):
                 parameters[key] = parameter
 
     def _first_call(self, inputs: tuple[Any, ...], named: dict[str, Any]) -> Any:
@@ -154,10 +154,10 @@ class Network:
         out = self._model(*inputs, **named)
         drew = not all(torch.equal(a, b) for a, b in zip(random, _random_state(), strict=True))
         if drew and not seeded.get():
-            raise ValueError(f"{_ALONE}, but it draws random numbers on each pass. {_SEED}")
+            raise ValueError(f"{_PURE}, but it draws random numbers on each pass. {_SEED}")
         written = [name for name, b in buffers.items() if b._version != versions[name]]
         if written:
-            raise ValueError(f"{_ALONE}, but it writes its buffers {written} on each pass. {_EVAL}")
+            raise ValueError(f"{_PURE}, but it writes its buffers {written} on each pass. {_EVAL}")
         return out
 
     @contextmanager
@@ -179,7 +179,7 @@ class Network:
         for name, m in self._normalising:
             if m.training:
                 raise ValueError(
-                    f"{_ALONE}, but {name!r} ({type(m).__name__}) in training mode moves its running statistics on "
+                    f"{_PURE}, but {name!r} ({type(m).__name__}) in training mode moves its running statistics on "
                     'each pass. Say fsla.make_functional(model, batch_norm="batch") for batch statistics in every pass '
                     'or "frozen" for the running ones, make the layer with track_running_stats=False, or call '
                     "model.eval()."
@@ -191,12 +191,12 @@ class Network:
         for name, m in self._dropping:
             if m.training and m.p > 0:
                 raise ValueError(
-                    f"{_ALONE}, but {name!r} ({type(m).__name__}) in training mode draws a new mask on each pass. "
+                    f"{_PURE}, but {name!r} ({type(m).__name__}) in training mode draws a new mask on each pass. "
                     f"{_SEED}"
                 )
 
 
-_ALONE = "The network must be a function of omega and the batch alone"
+_PURE = "The network must be a function of omega and the batch alone"
 _SEED = (
     "Give the step's batches a seed, as in StepBatches.draw(..., seed=k), which fixes the mask, or call model.eval()."
 )

@@ -20,7 +20,7 @@ import torch.autograd.forward_ad as forward_ad
 from torch import Tensor
 
 from fsla._tree import Leaves, RowSparse, Tree, aligned, axpy, detach, scale
-from fsla.distributed._reducer import Found, GraphLeaves, Part, Reducer
+from fsla.distributed._reducer import Derivatives, GraphLeaves, Part, Reducer
 from fsla.problems import _passes as passes
 from fsla.problems._autograd import (
     LOSS_NAMES,
@@ -162,12 +162,12 @@ class WeightedLossProblem(Problem):
     def reads_rows(self, level: Level) -> bool:
         return level == "inner" and self.row_index is not None
 
-    def by_lam(self, level: Level, found: Found, data: Sequence[Any], at: Point) -> Leaves:
+    def by_lam(self, level: Level, derivatives: Derivatives, data: Sequence[Any], at: Point) -> Leaves:
         if not self.reads_rows(level):
-            return super().by_lam(level, found, data, at)
+            return super().by_lam(level, derivatives, data, at)
         index = self._index(data)
         shapes = {name: (len(index), *t.shape[1:]) for name, t in at.lam.items()}
-        values = {name: at.lam[name].new_zeros(shapes[name]) if g is None else g for name, g in found.items()}
+        values = {name: at.lam[name].new_zeros(shapes[name]) if g is None else g for name, g in derivatives.items()}
         return {name: RowSparse(index, values[name], len(t)) for name, t in at.lam.items()}
 
     def no_lam(self, at: Point) -> Leaves:
@@ -222,7 +222,7 @@ class WeightedView(LossView):
             return super().products(v, omega=omega, lam=lam)
         (part,) = self._parts
         values: list[Tensor] = []
-        by_omega: list[Found] = []
+        by_omega: list[Derivatives] = []
         with (
             self._problem.leaves(self._level, self._at, [part.data], omega=omega, lam=False) as leaves,
             forward_ad.dual_level(),
@@ -259,22 +259,22 @@ class WeightedView(LossView):
 
         if part.weight == 0:
             return torch.zeros((), device=passes.device_of(self._at.omega)) if value else None, None
-        found: tuple[Tensor | None, Tensor | None] = self._run(both if value else slopes_alone, dual, part)
-        return found
+        result: tuple[Tensor | None, Tensor | None] = self._run(both if value else slopes_alone, dual, part)
+        return result
 
-    def _from_slopes(self, slopes: Tensor | None, leaves: GraphLeaves, part: Part) -> tuple[Found, GraphLeaves]:
+    def _from_slopes(self, slopes: Tensor | None, leaves: GraphLeaves, part: Part) -> tuple[Derivatives, GraphLeaves]:
         """J v = ∂_λ mean_j w_j <∂_ω l_j, v> on the part, and the leaves that it is a derivative by."""
         with (
             self._problem.leaves(self._level, self._at, [part.data], omega=False, lam=True) as rows,
             torch.enable_grad(),
         ):
-            found: Found = dict.fromkeys(rows.lam)
+            derivatives: Derivatives = dict.fromkeys(rows.lam)
             if slopes is not None:
                 value = self._weighted.weighted(dict(rows.lam), slopes.detach(), part.data) * part.weight
                 if value.requires_grad:
                     grads = torch.autograd.grad(value, list(rows.lam.values()), allow_unused=True)
-                    found = dict(zip(rows.lam, grads, strict=True))
-        return found, leaves._replace(lam=rows.lam)
+                    derivatives = dict(zip(rows.lam, grads, strict=True))
+        return derivatives, leaves._replace(lam=rows.lam)
 
     def _of_leaves(self, u: Tree, leaves: GraphLeaves, data: Sequence[Any]) -> list[Tensor]:
         return aligned(self._weighted.lam_of_batch(u, data), leaves.lam)
@@ -285,13 +285,13 @@ class WeightedView(LossView):
             return super().gauss_newton(v)
         (part,) = self._one_part("A Gauss-Newton product")
         with self._problem.leaves(self._level, self._at, [part.data], omega=True, lam=False) as leaves:
-            found: tuple[Found, Found] = dict.fromkeys(leaves.omega), dict.fromkeys(leaves.omega)
+            pair: tuple[Derivatives, Derivatives] = dict.fromkeys(leaves.omega), dict.fromkeys(leaves.omega)
             if part.weight != 0:
-                found = self._gradient_and_curvature(v, leaves, part)
-        _, by_omega, _ = self._mean([], list(found), {}, leaves)
+                pair = self._gradient_and_curvature(v, leaves, part)
+        _, by_omega, _ = self._mean([], list(pair), {}, leaves)
         return self._keep_forward([], *by_omega)
 
-    def _gradient_and_curvature(self, v: Tree, leaves: GraphLeaves, part: Part) -> tuple[Found, Found]:
+    def _gradient_and_curvature(self, v: Tree, leaves: GraphLeaves, part: Part) -> tuple[Derivatives, Derivatives]:
         """Gradient and Gauss-Newton product on the part, weighted as its loss is."""
         problem, omega = self._weighted, dict(leaves.omega)
         with forward_ad.dual_level(), torch.enable_grad():
@@ -329,5 +329,5 @@ def _pulled_back(z: Tensor, seed: Tensor | None, omega: Tree) -> Tree:
     """Z'ᵀ seed."""
     if seed is None:
         return passes.filled([None] * len(omega), omega)
-    found = torch.autograd.grad(z, list(omega.values()), seed, retain_graph=True, allow_unused=True)
-    return passes.filled(found, omega)
+    grads = torch.autograd.grad(z, list(omega.values()), seed, retain_graph=True, allow_unused=True)
+    return passes.filled(grads, omega)

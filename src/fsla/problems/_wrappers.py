@@ -363,7 +363,7 @@ class _CountedView(ForwardingView):
         return self._view.gradients(omega=omega, lam=lam)
 
     def products(self, v: Tree, *, omega: bool = True, lam: bool = True) -> tuple[Tree, Leaves]:
-        names = [name for name, wanted in (("hvp", omega), ("mixed_hvp", lam), ("joint", omega and lam)) if wanted]
+        names = [name for name, chosen in (("hvp", omega), ("mixed_hvp", lam), ("joint", omega and lam)) if chosen]
         self._counter.count(self._batch, *names)
         return self._view.products(v, omega=omega, lam=lam)
 

@@ -28,8 +28,16 @@ from fsla.train._optimizers import NAMES
 from fsla.train._records import Record
 from fsla.train._schema import check_like
 
-_OWN = ("step", "inner_loss", "outer_loss", "hypergradient_norm", "adjoint_norm", "hessian_norm", "outer_step_scale")
-_ALONE = "metric"
+_RESERVED = (
+    "step",
+    "inner_loss",
+    "outer_loss",
+    "hypergradient_norm",
+    "adjoint_norm",
+    "hessian_norm",
+    "outer_step_scale",
+)
+_UNNAMED = "metric"
 """What a number is called that `eval_fn` returns without a name."""
 _BY_RANK = "drawn by each rank"
 
@@ -162,13 +170,13 @@ class OptimizerStepper:
     @property
     def identity(self) -> Mapping[str, object]:
         reducer = self._optimizer.reducer
-        own = {"ranks that bring their own batches": self.group.world_size}
+        local = {"ranks that bring their own batches": self.group.world_size}
         return {
             **self._optimizer.identity,
             "schedulers": [type(scheduler).__name__ for scheduler in self._schedulers],
             "batches": [feed.count for feed in self._feeds],
             **({"parameters in shards": True} if reducer.sharded else {}),
-            **({} if reducer.split_batches else own),
+            **({} if reducer.split_batches else local),
         }
 
     def begin(self, max_steps: int, max_seconds: float | None) -> None:
@@ -199,7 +207,7 @@ class OptimizerStepper:
         self, progress: Progress, reason: StopReason | None, eval_fn: EvalFn | None
     ) -> tuple[Record, float | None]:
         record: dict[str, Plain] = {"step": progress.step}
-        for name in _OWN[1:]:
+        for name in _RESERVED[1:]:
             record[name] = finite(plain(getattr(self._info, name), name), name, [])
         if eval_fn is None:
             return record, None
@@ -254,13 +262,13 @@ class OptimizerStepper:
 
 def _evaluated(model: nn.Module, eval_fn: EvalFn) -> dict[str, Any]:
     with _evaluating(model):
-        found = eval_fn(model)
-    metrics = dict(named(found, "eval_fn")) if isinstance(found, Mapping) else {_ALONE: found}
-    taken = [name for name in _OWN if name in metrics]
+        values = eval_fn(model)
+    metrics = dict(named(values, "eval_fn")) if isinstance(values, Mapping) else {_UNNAMED: values}
+    taken = [name for name in _RESERVED if name in metrics]
     if taken or not metrics:
         raise ValueError(
             f"eval_fn must return numbers by names of its own. Got {', '.join(map(repr, taken)) or 'none'}; the names "
-            f"{', '.join(_OWN)} are taken."
+            f"{', '.join(_RESERVED)} are taken."
         )
     numbers: dict[str, Any] = {}
     for name, value in metrics.items():
@@ -289,9 +297,9 @@ def _evaluating(model: nn.Module) -> Iterator[None]:
 def _check_schedulers(optimizer: BilevelOptimizer, schedulers: Sequence[Any], eval_fn: EvalFn | None) -> None:
     if eval_fn is None and any(isinstance(scheduler, ReduceLROnPlateau) for scheduler in schedulers):
         raise ValueError("ReduceLROnPlateau requires eval_fn=, a function of the model that returns a number.")
-    mine = [getattr(optimizer, name) for name in NAMES if getattr(optimizer, name) is not None]
+    optimizers = [getattr(optimizer, name) for name in NAMES if getattr(optimizer, name) is not None]
     for scheduler in schedulers:
-        if not any(getattr(scheduler, "optimizer", None) is own for own in mine):
+        if not any(getattr(scheduler, "optimizer", None) is one for one in optimizers):
             raise ValueError(
                 f"A scheduler must be of an optimiser that was given to {type(optimizer).__name__}: one of "
                 f"{', '.join(NAMES)}. Got a {type(scheduler).__name__} of another one. Variables without an optimiser "

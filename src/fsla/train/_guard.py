@@ -138,8 +138,8 @@ class Guard:
 
     def should_keep(self, step: int) -> bool:
         """Return whether the state after this step is one to go back to. Not while a quantity has just grown."""
-        kept = (step + 1) % KEEP_EVERY == 0 or step + 1 == CHECK_EVERY
-        return kept and not any(scale.growths for scale in self._scales.values())
+        due = (step + 1) % KEEP_EVERY == 0 or step + 1 == CHECK_EVERY
+        return due and not any(scale.growths for scale in self._scales.values())
 
     def observe(self, info: StepInfo) -> str:
         """Return what grows if the run diverges, else an empty string. Asks the device."""

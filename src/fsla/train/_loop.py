@@ -294,9 +294,9 @@ class _Loop:
         if self._stepper.records_start and not self._journal.records:
             reason = self._record(reason)
         if reason is None:
-            begun = perf_counter()
+            start = perf_counter()
             self._stepper.begin(settings.max_steps, settings.max_seconds)
-            progress.preparation_seconds += perf_counter() - begun
+            progress.preparation_seconds += perf_counter() - start
             if self._spent():
                 reason = "budget"
         while reason is None:
@@ -358,9 +358,9 @@ class _Loop:
         """Take n steps on the clock."""
         stepper, progress = self._stepper, self._progress
         prepared = stepper.preparation_s
-        begun = perf_counter()
+        start = perf_counter()
         stepper.advance(n)
-        elapsed = perf_counter() - begun
+        elapsed = perf_counter() - start
         preparation = stepper.preparation_s - prepared
         taken = max(0.0, elapsed - preparation)
         progress.step += n

@@ -46,7 +46,7 @@ class Journal:
             with file_errors():
                 descriptor = open_regular(self._path, os.O_RDWR | os.O_APPEND | os.O_CREAT)
             self._file = os.fdopen(descriptor, "ab+", buffering=0)
-            self._take_up(self._path, descriptor, count, digest)
+            self._load_existing(self._path, descriptor, count, digest)
             self._file.truncate(self._size)
         if board:
             assert folder is not None
@@ -95,7 +95,7 @@ class Journal:
         self._size += len(line)
         self._digest.update(line)
 
-    def _take_up(self, path: Path, descriptor: int, count: int, digest: str) -> None:
+    def _load_existing(self, path: Path, descriptor: int, count: int, digest: str) -> None:
         with open(descriptor, "rb", closefd=False) as file:
             file.seek(0)
             for _ in range(count):
@@ -137,8 +137,8 @@ def summary_writer() -> Any:
 class Bar:
     """One line on stderr where that is a terminal; nothing elsewhere. Asks the device for numbers when it is drawn."""
 
-    def __init__(self, wanted: bool, steps: int, step: int) -> None:
-        self._shown = wanted and step < steps and sys.stderr.isatty()
+    def __init__(self, enabled: bool, steps: int, step: int) -> None:
+        self._shown = enabled and step < steps and sys.stderr.isatty()
         self._steps = steps
         self._first = step
         self._start = self._last = monotonic()

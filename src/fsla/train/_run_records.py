@@ -31,7 +31,7 @@ class Status(StrEnum):
     DIVERGED = "diverged"
 
 
-OWN = (
+RESERVED = (
     "step", "seconds", "preparation_seconds", "engine", "oracles", "status", "diverged", "diverged_size", "not_finite",
 )  # fmt: skip
 """The names in a record that are the loop's own."""
@@ -63,7 +63,7 @@ def measured(metrics: object) -> tuple[Record, list[str]]:
             f"'eval_fn' must return a mapping from names to numbers. Got {type(metrics).__name__} instead. "
             'Write {"loss": loss}.'
         )
-    if taken := [name for name in OWN if name in metrics]:
+    if taken := [name for name in RESERVED if name in metrics]:
         raise ValueError(
             f"What 'eval_fn' returns must have names of its own. Got {', '.join(map(repr, taken))}, which the loop "
             "itself writes into each record. Choose other names."
@@ -95,15 +95,15 @@ def health(state: State) -> dict[str, float]:
             parts |= {f.name: part.value, f"{f.name}.memory": part.memory}
         elif f.name != "measured":
             parts[f.name] = part
-    held = {
+    tensors = {
         name: [t for t in tensors_of(part) if t.dtype.is_floating_point and t.numel()] for name, part in parts.items()
     }
-    every = [t for group in held.values() for t in group]
+    every = [t for group in tensors.values() for t in group]
     if not every:
         return {}
     with torch.no_grad():
         left = iter(torch.stack(torch._foreach_norm(every, ord=math.inf)).tolist())
-    return {name: _largest([next(left) for _ in group]) for name, group in held.items() if group}
+    return {name: _largest([next(left) for _ in group]) for name, group in tensors.items() if group}
 
 
 def _largest(sizes: list[float]) -> float:
