@@ -331,7 +331,7 @@ def test_a_place_in_a_loader_is_found_again(replacement, own, drawn):
     torch.manual_seed(9)
     again = make()
     again.seek(place)
-    again.settle(place)
+    again.restore_generators(place)
     torch.set_rng_state(state)
     assert [again.draw().tolist() for _ in range(12)] == rest
 
@@ -351,7 +351,7 @@ def test_the_places_of_two_loaders_with_one_generator_are_found_again():
     for feed, place in zip(again, places, strict=True):
         feed.seek(place)
     for feed, place in zip(again, places, strict=True):
-        feed.settle(place)
+        feed.restore_generators(place)
     assert [int(feed.draw()) for feed in again * 12] == rest
 
 

@@ -240,7 +240,7 @@ def reducer_of(rank, world_size):
 def test_a_batch_is_cut_by_samples():
     """Tensors, arrays, and lists with an entry for each sample; what says nothing of samples stays as it is."""
     batch = {"x": torch.arange(7), "more": (np.arange(14).reshape(7, 2), list("abcdefg")), "name": "test", "rate": 0.5}
-    shares = [reducer_of(rank, 3).share(batch, 5) for rank in range(3)]
+    shares = [reducer_of(rank, 3).local_part(batch, 5) for rank in range(3)]
     parts = [share.data for share in shares]
     assert [len(part["x"]) for part in parts] == [2, 2, 3]
     assert [share.weight for share in shares] == [6 / 7, 6 / 7, 9 / 7]
@@ -253,7 +253,7 @@ def test_a_batch_is_cut_by_samples():
 
 
 def test_a_rank_without_samples_passes_one_that_does_not_count():
-    shares = [reducer_of(rank, 3).share(torch.tensor([4.0]), None) for rank in range(3)]
+    shares = [reducer_of(rank, 3).local_part(torch.tensor([4.0]), None) for rank in range(3)]
     assert [share.weight for share in shares] == [0.0, 0.0, 3.0]
     assert all(torch.equal(share.data, torch.tensor([4.0])) for share in shares)
 

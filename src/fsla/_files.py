@@ -97,7 +97,7 @@ def ensure_writable(path: Path) -> None:
 
 
 def ensure_folder(folder: Path) -> None:
-    """Make a folder and raise an OSError, which names it, unless files can be made in it."""
+    """Make a folder and raise an OSError, which names it, unless files can be written in it."""
     with _named(folder):
         folder.mkdir(parents=True, exist_ok=True)
         probe = _temporary(folder / "probe")
@@ -137,12 +137,12 @@ def publish_folder(folder: Path, target: Path, listed: Callable[[Path], Collecti
     it there, and `mend_folder` puts it back.
 
     Args:
-        made: the new folder, written to its end.
+        folder: the new, complete folder.
         target: its place.
         listed: returns the names of the files in an old folder that may be removed.
 
     Raises:
-        FileError: if `target` holds anything else. It stays, and the new folder gets a name of its own.
+        FileError: if `target` holds anything else. It stays, and the new folder gets another name.
     """
     for path in (*folder.iterdir(), folder):
         sync(path)
@@ -272,7 +272,7 @@ def _temporary(path: Path, ending: str = "tmp") -> Path:
 
 @cache
 def _host() -> str:
-    """What tells the processes of this host from those of others on a shared disk; a container is its own host."""
+    """Identify this host among those that share a disk; a container counts as a host."""
     known = [socket.gethostname()]
     with suppress(OSError):
         known.append(os.readlink("/proc/self/ns/pid"))

@@ -26,11 +26,11 @@ _guard = threading.Lock()
 def locked(path: Path, folder: Path) -> Iterator[None]:
     """Keep other processes, and other runs of this one, out of a folder.
 
-    The system releases the lock when the process ends, in whatever way: a file that a dead process left locks nothing.
+    The system releases the lock when the process ends, also when it is killed: a file of a dead process locks nothing.
     Child processes do not have it.
 
     Args:
-        path: the file to lock. It is made, and removed at the end.
+        path: the file to lock. It is created, and removed at the end.
         folder: what the lock is of, for messages.
 
     Raises:

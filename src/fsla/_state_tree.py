@@ -29,7 +29,7 @@ _DEEPEST = 100
 
 
 def saved(cls: type[T]) -> type[T]:
-    """Declare a dataclass or NamedTuple that states are made of, so that checkpoints can hold it.
+    """Declare a dataclass or NamedTuple as a part of states, so that checkpoints can hold it.
 
     Args:
         cls: the class; its name must be its own among the declared types.
@@ -56,7 +56,7 @@ def saved(cls: type[T]) -> type[T]:
 def flatten(value: object, path: str = "") -> tuple[dict[str, Tensor], Json]:
     """Return the tensors of a nest by their path, such as "omega/value/0.weight", and the rest as JSON.
 
-    A tensor that stands in several places is one entry, named by the first.
+    A tensor in several places is one entry, named by the first.
 
     Raises:
         TypeError: if the nest holds anything but declared types, mappings from strings or whole numbers, tuples, lists,
@@ -249,7 +249,7 @@ def evolve(value: T, **changes: object) -> T:
 
 
 def tensors_of(value: object) -> list[Tensor]:
-    """Return the tensors of a nest, in a fixed order; one that stands in two places comes twice."""
+    """Return the tensors of a nest, in a fixed order; one in two places comes twice."""
     tensors: list[Tensor] = []
 
     def collect(t: Tensor) -> Tensor:

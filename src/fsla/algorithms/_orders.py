@@ -190,7 +190,7 @@ class Alternating(Algorithm[AlternatingState]):
 
     @property
     def _keep_omega(self) -> Callable[[Tree], Tree] | None:
-        """How the states of a trajectory are kept, where the estimator needs one."""
+        """The function that copies the states of a trajectory; None if the estimator needs none."""
         if not self.estimator.unrolls:
             return None
         return clone if self.updates.in_place else dict

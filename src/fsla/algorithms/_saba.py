@@ -27,7 +27,7 @@ class SabaState(AdjointState):
     """State of `Saba`.
 
     Args:
-        tables: what each batch said last, by oracle.
+        tables: last gradients and products of each batch, by oracle.
     """
 
     tables: Mapping[str, Table]

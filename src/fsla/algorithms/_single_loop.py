@@ -133,7 +133,7 @@ def slip(step_sizes: Sizes = AUTOMATIC, *, warm_up_steps: int = 0, projection: P
 
 
 def bounded(max_adjoint_norm: float | None) -> Update:
-    """Return the update of v, kept in a ball if there is one."""
+    """Return the update of v, with a bound on ‖v‖ if there is one."""
     positive(max_adjoint_norm, "max_adjoint_norm", "the algorithm", optional=True)
     return projected(GradientDescent(), None if max_adjoint_norm is None else Ball(max_adjoint_norm))
 

@@ -117,7 +117,7 @@ class RowTable:
         lam, d: a row for each sample in every tensor.
         last: the step of each row's last visit, as int32.
         decay: what has become of the rows since.
-        box: the box that λ is kept in, if there is one.
+        box: the box that λ stays in; None for none.
 
     In float32 a weight takes 4 bytes each for λ, d and its last visit. Sums are taken in float64 and rounded once.
     """

@@ -73,7 +73,7 @@ class Rule(NamedTuple):
 
 
 def _box(update: Update) -> Box | None:
-    """The box that λ is kept in; raises unless λ moves by plain steps that remember nothing."""
+    """The box that λ stays in; raises unless λ moves by plain steps that remember nothing."""
     inside = update.update if isinstance(update, Projected) else update
     box = update.onto if isinstance(update, Projected) else None
     if isinstance(inside, GradientDescent) and (box is None or isinstance(box, Box)):

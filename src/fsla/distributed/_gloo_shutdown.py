@@ -40,7 +40,7 @@ def wait_for_gloo_threads() -> None:
 
 
 def workers(tasks: Path = TASKS) -> dict[str, Task]:
-    """Return gloo's threads by their numbers, as far as the system tells."""
+    """Return gloo's threads by their numbers; {} if the system does not list them."""
     threads = {}
     for path in tasks.glob("*"):
         try:

@@ -58,7 +58,7 @@ class Reducer:
             reaches.
 
     Example:
-        >>> fsla.distributed.Reducer().share(torch.arange(4), seed=None).data
+        >>> fsla.distributed.Reducer().local_part(torch.arange(4), seed=None).data
         tensor([0, 1, 2, 3])
     """
 
@@ -67,7 +67,7 @@ class Reducer:
     partial = False
     """Whether a pass sees samples of this process alone, so that a loss need not reach all that the batch reaches."""
 
-    def share(self, data: Any, seed: int | None, number: int = 0) -> Part:
+    def local_part(self, data: Any, seed: int | None, number: int = 0) -> Part:
         """Return this process's part of a batch, which is micro-batch `number` of several."""
         return Part(self.whole(data), seed, 1.0, number)
 
@@ -98,7 +98,7 @@ class Reducer:
             by_lam: derivatives of the form of λ; {} where there are none.
             leaves: what they are derivatives by.
             lam_rows: whether `by_lam` has a row for each sample of the part.
-            by_backward: whether `backward` made them, and with it a model's own hooks.
+            by_backward: whether `backward` computed them, with the hooks of the model.
         """
         return values, by_omega, by_lam
 
@@ -130,8 +130,8 @@ class DataParallelReducer(Reducer):
 
     Args:
         model: module whose parameters are ω; None if the losses are functions.
-        split_batches: True if every process is given the same batch, and takes its part. False if each is given
-            samples of its own, the same number on each.
+        split_batches: True if every process receives the same batch, and takes its part. False if each receives
+            different samples, the same number on each.
         group: the processes; by default all that torchrun started, or this one alone.
 
     Example:
@@ -170,7 +170,7 @@ class DataParallelReducer(Reducer):
     def partial(self) -> bool:  # type: ignore[override]
         return self._splits and (self._by_itself or self.model is None)
 
-    def share(self, data: Any, seed: int | None, number: int = 0) -> Part:
+    def local_part(self, data: Any, seed: int | None, number: int = 0) -> Part:
         seed = None if seed is None else (seed + _PRIME * self._rank) % 2**63
         if isinstance(data, BatchShard):
             count = first_length(data.batch)

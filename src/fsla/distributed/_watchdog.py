@@ -73,7 +73,7 @@ def store(address: str, port: int, *, hosted: bool, timeout: timedelta) -> Store
 
 
 class Positions:
-    """Where each rank was last seen, and for how long the run stands."""
+    """Last report of each rank, and how long the run has stalled."""
 
     def __init__(self, world: int, now: float) -> None:
         self._seen: list[dict[str, Any] | None] = [None] * world

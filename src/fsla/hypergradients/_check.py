@@ -55,7 +55,7 @@ class HypergradientResult:
     Args:
         value: ∇f(λ), of the form of λ.
         adjoint: v ≈ H⁻¹ ∂_ω F; None if the method has none.
-        omega: where it was evaluated: the given ω, or the one where the method's inner steps ended.
+        omega: where it was evaluated: ω of the point, or the one where the method's inner steps ended.
         residual: ‖∂_ω F - H v‖ / ‖∂_ω F‖ at `omega`.
         converged: whether the residual is within the tolerance; None if the method solves no system.
         message: what went wrong; empty if nothing did.
@@ -94,7 +94,7 @@ class _Request(NamedTuple):
         return self.step.inner_at(at, self.step.batches.hvp[0]).linearized().hvp
 
     def moving(self) -> StepContext:
-        """Return the step with a size for ω and v: the given one, or one that is safe."""
+        """Return the step with a size for ω and v: `step_size`, or one that is safe."""
         lr = self.step_size or _safe_step(largest_eigenvalue(self.hvp_at(self.at), self.at.omega))
         return _context(self.step._problem, self.step.batches, lr)
 
@@ -121,8 +121,8 @@ def hypergradient(
     Args:
         problem: the two losses, such as a `fsla.Problem`.
         at: the point.
-        inner_batch: what the inner loss is given.
-        outer_batch: what the outer loss is given.
+        inner_batch: batch of the inner loss.
+        outer_batch: batch of the outer loss.
         method: "exact" (ω_λ by Newton, v by a direct solve), "implicit" (Proposition 1 at ``at.omega``, v by a direct
             solve), "cg", "neumann", "unrolled" (BP), "forward_unrolled" (BP in forward mode: p products a step) or
             "single_loop" (FSLA at a fixed λ).
@@ -261,7 +261,7 @@ def _solved(ask: _Request, v: Tree) -> HypergradientResult:
 
 
 class Row(NamedTuple):
-    """One method at one K: its relative errors, from the given ω and from ω_λ, and its residual in the first case."""
+    """One method at one K: its relative errors, from ω and from ω_λ, and its residual in the first case."""
 
     method: str
     num_steps: int | None
@@ -341,9 +341,9 @@ def check_hypergradient(
     """Compare every estimator with the exact hypergradient, and that one with a central difference of f.
 
     Call it as ``check_hypergradient(problem, at, inner_batch, outer_batch)``. With a `fsla.BilevelOptimizer`, call it
-    as ``check_hypergradient(bilevel, inner_batch, outer_batch)``; it then looks at the point of the model.
+    as ``check_hypergradient(bilevel, inner_batch, outer_batch)``; it then takes the point of the model.
 
-    Each estimator runs from the given ω and from ω_λ. The first error includes the distance of ω from ω_λ, the second
+    Each estimator runs from ω and from ω_λ. The first error includes the distance of ω from ω_λ, the second
     does not. G must be strongly convex in ω, and small enough for many exact solves. "forward_unrolled" is left out
     above 64 coordinates of λ.
 

@@ -71,7 +71,8 @@ _FORCED: Mapping[HvpMethod, ProductMode] = {
 class LossProblem(Oracles):
     """Base class of problems whose two losses autograd differentiates.
 
-    A subclass says where the graph of a pass begins (`leaves`), how it goes forward (`forward`) and back (`backward`).
+    A subclass defines where the graph of a pass begins (`leaves`), the forward pass (`forward`) and the backward pass
+    (`backward`).
 
     Args:
         hvp_method: how products are computed. "autograd": exactly, in the mode that is faster on the device.
@@ -174,7 +175,7 @@ class LossProblem(Oracles):
     # ------------------------------------------------------------------------------------- the choice of a product mode
 
     def settle(self, at: Point, batch: Batch) -> ProductMode:
-        """Decide how products are computed, once: by taking one, unless hvp_method says it."""
+        """Decide how products are computed, once: by `hvp_method`, or by taking one."""
         if self._mode is None:
             exact = self._candidates(passes.device_of(at.omega))
             modes: tuple[ProductMode, ...] = (*exact, "finite_difference")
@@ -216,7 +217,7 @@ class LossProblem(Oracles):
 
     def _confirmed(self, product: Tree, view_at: Callable[[Point, bool], View], at: Point, v: Tree) -> bool:
         """Whether H v is there at all: PyTorch takes the derivative of a backward pass that was cut off, as a custom
-        function's may be, for zero, and says nothing. Differences of the gradient tell."""
+        function's may be, for zero, without an error. Differences of the gradient show it."""
         if float(norm(product)) != 0:
             return True
         view = DifferenceView(view_at, at)
@@ -262,7 +263,7 @@ class LossView(View):
         self._batch = batch
         self._mode = mode
         self._update_buffers = update_buffers
-        local_part = problem.reducer.share
+        local_part = problem.reducer.local_part
         self._parts = [local_part(data, seed, number) for number, (data, seed) in enumerate(batch.parts)]
         self._unmoved = Unmoved(at)
         self._value: Tensor | None = None
@@ -354,7 +355,7 @@ class LossView(View):
         return self._pulled(v, omega=omega, lam=lam)
 
     def _pulled(self, v: Tree, *, omega: bool, lam: bool, check: bool = False) -> tuple[Tree, Leaves]:
-        """H v and J v by a reverse pass over <∂_ω, v>. The gradient is left on the way."""
+        """H v and J v by a reverse pass over <∂_ω, v>, which also yields the gradient."""
         direction = aligned(v, self._at.omega)
         if self._graph is not None:
             self._unmoved.check()

@@ -45,7 +45,7 @@ class Batch:
     A batch is its own identity: two oracles at one point share a pass if they hold the same `Batch`.
 
     Args:
-        data: what a loss is given.
+        data: argument of the losses.
         seed: seed of the random layers, in every pass over the batch.
         number: which of several fixed batches it is, for methods that remember each one (SAGA).
 
@@ -60,7 +60,7 @@ class Batch:
 
     @property
     def parts(self) -> tuple[tuple[Any, int | None], ...]:
-        """(data, seed) of each micro-batch. Each part has a mask of its own; the first has that of a whole batch."""
+        """(data, seed) of each micro-batch. Each part has another mask; the first has that of a whole batch."""
         if not isinstance(self.data, MicroBatches):
             return ((self.data, self.seed),)
         return tuple((part, mix_seed(self.seed, 0, j) if j else self.seed) for j, part in enumerate(self.data))
@@ -108,7 +108,7 @@ class StepBatches(NamedTuple):
 
     @classmethod
     def of(cls, *slots: Sequence[object] | None, seed: int | None = None, mode: str | None = None) -> StepBatches:
-        """Return the batches of a step from data; each batch gets a seed of its own.
+        """Return the batches of a step from data; each batch gets another seed.
 
         Args:
             slots: for each of the five fields in order, the data of its batches, such as ``(data,)``. A `Batch` in

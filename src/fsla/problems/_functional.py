@@ -48,7 +48,7 @@ def make_functional(model: nn.Module, *, batch_norm: BatchNorm | None = None) ->
 
     Returns:
         ``(omega, net)``: the trainable parameters by name, detached from the model, and a function whose
-        ``net(omega, *inputs)`` is the network's output with those parameters in the place of its own.
+        ``net(omega, *inputs)`` is the network's output with those parameters.
 
     Raises:
         TypeError: if `model` is no `torch.nn.Module`.
@@ -204,7 +204,7 @@ _EVAL = "Call model.eval(), or keep what changes out of the network."
 
 
 def _places(model: nn.Module) -> list[tuple[dict[str, Any], str, str]]:
-    """Where the trainable parameters stand: the dictionary of a module, the key in it, and the name in ω.
+    """Places of the trainable parameters: the dictionary of a module, the key in it, and the name in ω.
 
     This is what torch.func.functional_call finds out at each call, which takes a third of a pass on a deep network.
     """

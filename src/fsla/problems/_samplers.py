@@ -48,7 +48,7 @@ class Sampler:
         inner: function without arguments that returns an inner batch, or an iterable, which is cycled through.
         outer: the same for outer batches.
         mode: as in `StepBatches.draw`.
-        seed: if given, steps have the seeds seed, seed + 1, …, for networks with random layers.
+        seed: with a seed, steps have the seeds seed, seed + 1, …, for networks with random layers.
         steps_again: whether products read the batches of the inner steps, which unrolled differentiation wants.
 
     Example:

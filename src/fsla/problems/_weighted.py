@@ -48,7 +48,7 @@ class WeightedLossProblem(Problem):
         outer_loss: F(λ, ω; batch), as in `fsla.Problem`.
         regularizer: r(ω), a 0-d tensor; None for none.
         row_index: the indices of a batch's samples, for a λ with a row for each sample in every tensor.
-            `sample_weight` is then given the batch's rows in the place of λ, and derivatives by λ hold these rows
+            `sample_weight` then reads the batch's rows in the place of λ, and derivatives by λ hold these rows
             alone. A step then costs what the batch costs, and one sweep over λ and d.
         model_outputs: z(ω; batch), the network's outputs. `per_sample_loss` is then called with them in the place of ω,
             must be convex in them, and `fsla.GaussNewtonProblem` can be used.
@@ -97,7 +97,7 @@ class WeightedLossProblem(Problem):
         self.row_index = row_index
 
     def on_rows(self, row_index: Callable[[Any], Tensor]) -> Self:
-        """Return the problem for a λ that holds some rows alone; `row_index` says where those of a batch stand in it.
+        """Return the problem for a λ that holds some rows alone, at the places that `row_index` returns.
 
         F would see these rows in the place of λ, so it must not read λ: where it does, that is a ValueError.
         """
@@ -184,7 +184,7 @@ class WeightedLossProblem(Problem):
 
 
 class _ForbiddenLam(Mapping[str, Tensor]):
-    """The λ of an outer loss that has said that it does not read it."""
+    """The λ of an outer loss with `outer_uses_lam=False`, which raises if it is read."""
 
     def __getitem__(self, name: str) -> Tensor:
         raise ValueError(_READ)

@@ -245,7 +245,7 @@ class _GaussNewtonView(ForwardingView):
 class OracleCounts:
     """Counts of oracle calls.
 
-    Products by differences count as the gradients and forward passes that they are made of.
+    Products by differences count as the gradients and forward passes that they take.
 
     Args:
         grad: gradients ∂_ω G.

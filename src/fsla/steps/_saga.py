@@ -22,7 +22,7 @@ def empty(like: Tree, count: int) -> Table:
 
 
 def corrected(g: Leaves, number: Tensor, table: Table) -> tuple[Tree, Table]:
-    """The direction, and the table with what batch `number` says now."""
+    """The direction, and the table with the new gradient of batch `number`."""
     index = number.reshape(1)
     last = {}
     mean = {}

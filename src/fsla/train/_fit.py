@@ -74,7 +74,7 @@ def fit(
     Args:
         optimizer: a `fsla.BilevelOptimizer`, such as `fsla.SOBA`.
         inner_loader: batches of the inner loss; it starts anew when it ends. Under STORM a step takes two batches.
-        outer_loader: batches of the outer loss; without it the outer loss is given None.
+        outer_loader: batches of the outer loss; without it the outer loss receives None.
         max_steps: steps in all, also those before a resume.
         output_dir: folder for records.jsonl, checkpoints and a lock; with None nothing is written. A link in the place
             of one of these files is refused.
@@ -82,8 +82,8 @@ def fit(
             Random states and modes are restored after it.
         eval_every: steps between two records.
         patience: ends the run after this many evaluations in a row whose first number is not below the lowest before.
-        lr_schedulers: schedulers of the optimisers that `optimizer` was given. They are stepped after each step,
-            ReduceLROnPlateau with the first number of each evaluation.
+        lr_schedulers: schedulers of the torch optimisers that were passed to `optimizer`. They are stepped after each
+            step, ReduceLROnPlateau with the first number of each evaluation.
         callbacks: called as ``callback(optimizer, record)`` after each record; one that returns True ends the run.
             Random states are restored after them.
         save_every: steps between two checkpoints; the last step has one too.
@@ -245,12 +245,12 @@ class OptimizerStepper:
         check_like("its model", saved["model"], _tensors_of(optimizer.model))
         check_like("its outer", saved["outer"], _tensors_of(optimizer.outer))
         check_like("a scheduler", saved["schedulers"], [scheduler.state_dict() for scheduler in self._schedulers])
-        with RandomState.kept():
+        with RandomState.preserved():
             RandomState.set(drawn["random"])
             for feed, position in zip(self._feeds, drawn["loaders"], strict=True):
                 feed.seek(position)
             for feed, position in zip(self._feeds, drawn["loaders"], strict=True):
-                feed.settle(position)
+                feed.restore_generators(position)
         optimizer.set_run_state(saved["run"])
         _set_tensors(saved["model"], optimizer.model)
         _set_tensors(saved["outer"], optimizer.outer)

@@ -53,7 +53,7 @@ class RandomState:
 
     @classmethod
     @contextmanager
-    def kept(cls) -> Iterator[None]:
+    def preserved(cls) -> Iterator[None]:
         """Put the states back after what is drawn inside."""
         state = cls.now()
         try:
@@ -68,7 +68,7 @@ def to_text(state: Tensor) -> str:
 
 
 def from_text(text: str) -> Tensor:
-    """Return what `to_text` made text of."""
+    """Return the state of a torch generator from its text."""
     return torch.frombuffer(bytearray.fromhex(text), dtype=torch.uint8)
 
 
@@ -162,7 +162,7 @@ class Feed:
         }
 
     def seek(self, position: dict[str, Any]) -> None:
-        """Goes to a position by drawing. The shared random states are the caller's to put back; see `settle`."""
+        """Go to a position by drawing. The caller restores the shared random states; see `restore_generators`."""
         if not _POSITION(position):
             raise ValueError(f"its place in {self._name} is malformed")
         self._epoch = position["epoch"]
@@ -179,7 +179,7 @@ class Feed:
                 )
         self._index = position["index"]
 
-    def settle(self, position: dict[str, Any]) -> None:
+    def restore_generators(self, position: dict[str, Any]) -> None:
         """Puts the loader's own generators where they were; done last, since two loaders may share one."""
         self.set_generators(position["generators"])
 
@@ -198,7 +198,7 @@ class Feed:
         return [to_text(g.get_state()) for g in self._generators()]
 
     def _generators(self) -> list[torch.Generator]:
-        """The generators that a DataLoader and its samplers were given, each once."""
+        """The generators of a DataLoader and its samplers, each once."""
         candidates = [getattr(owner, "generator", None) for owner in (self._loader, *self._samplers())]
         return list(dict.fromkeys(g for g in candidates if isinstance(g, torch.Generator)))
 

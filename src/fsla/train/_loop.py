@@ -88,7 +88,7 @@ class Progress:
     preparation_seconds: float = 0.0
     """What tracing, checking and compiling took."""
 
-    def look(self, value: float | None) -> None:
+    def observe(self, value: float | None) -> None:
         """Compare an evaluation with the best one."""
         if value is not None and (self.best is None or value < self.best):
             self.best = value
@@ -113,7 +113,7 @@ class Stepper(Protocol):
 
     @property
     def subject(self) -> object:
-        """What callbacks are given."""
+        """First argument of callbacks."""
         ...
 
     @property
@@ -377,10 +377,10 @@ class _Loop:
     def _record(self, reason: StopReason | None) -> StopReason | None:
         """Make a record; return why the run ends."""
         settings, progress, group = self._settings, self._progress, self._stepper.group
-        with RandomState.kept():
+        with RandomState.preserved():
             record, value = group.broadcast(self._stepper.measure(progress, reason, settings.eval_fn))
         if settings.eval_fn is not None:
-            progress.look(value)
+            progress.observe(value)
             self._stepper.evaluated(value)
         self._journal.add(record)
         progress.records = len(self._journal.records)
@@ -388,7 +388,7 @@ class _Loop:
             reason = "diverged"
         if settings.patience is not None and progress.since >= settings.patience:
             reason = "patience"
-        with RandomState.kept():  # what callbacks draw, perhaps on one rank alone, moves no random state of the run
+        with RandomState.preserved():  # What callbacks draw, perhaps on one rank alone, moves no random state.
             stops = [callback(self._stepper.subject, record) is True for callback in settings.callbacks]
         return "callback" if group.broadcast(any(stops)) else reason
 

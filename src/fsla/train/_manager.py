@@ -81,7 +81,7 @@ class CheckpointManager:
 
     @staticmethod
     def check(parts: Mapping[str, object]) -> None:
-        """Raise if something has a state that a checkpoint cannot hold: said at the first step, not hours later."""
+        """Raise if something has a state that a checkpoint cannot hold: at the first step, not hours later."""
         for name, part in parts.items():
             try:
                 flatten(part)

@@ -30,7 +30,7 @@ class Journal:
         folder: where; None keeps them in memory alone.
         count: how many are there that a run goes on from; later ones are removed.
         digest: of these, as the checkpoint has it.
-        board: whether TensorBoard is told too.
+        board: whether to write for TensorBoard as well.
     """
 
     def __init__(

@@ -68,7 +68,7 @@ class Store(Protocol):
         ...
 
     def finish(self) -> bool:
-        """Wait until the checkpoint under way is written; on rank 0 return as `poll` does."""
+        """Wait until the last checkpoint is written; on rank 0 return as `poll` does."""
         ...
 
     def close(self) -> None:
@@ -100,7 +100,7 @@ class FileStore:
 
 @dataclass
 class _Writing:
-    """A checkpoint under way."""
+    """A checkpoint that is being written."""
 
     path: Path
     header: dict[str, Plain]
