@@ -109,7 +109,7 @@ class ModuleProblem(LossProblem):
         """The random states in which the micro-batches of batches without a seed were first seen."""
 
     def point(self) -> Point:
-        """Return the point where the parameters stand. The tensors are the parameters' own and move with them."""
+        """Return the point of the parameters. Its tensors are theirs, and move with them."""
         return Point(detached(self.lam), detached(self.omega))
 
     @contextmanager
@@ -203,7 +203,7 @@ class ModuleProblem(LossProblem):
         )
 
     def tensors(self) -> list[Tensor]:
-        """Return every parameter and buffer of the model and of outer, as it stands."""
+        """Return every parameter and buffer of the model and of outer."""
         return [t.detach() for part in (self.model, self.outer) for _, t in named_tensors(part)]
 
     def moving(self) -> list[Tensor]:

@@ -52,7 +52,7 @@ class Point:
 
 
 class Unmoved:
-    """Raises where the tensors of a point were written to since it was looked at.
+    """Raise if the tensors of a point were written to since this guard was created.
 
     A variable that moves in place takes the tensors of its old points along: derivatives there would be those of
     another point, and nothing would say so.
@@ -73,7 +73,7 @@ class Unmoved:
 class View(ABC):
     """Base class of views: a loss at one point on one batch.
 
-    A subclass says how gradients and products are computed; the rest is here.
+    A subclass defines `gradients`, `products`, `value` and `eps`.
 
     Example:
         >>> view = problem.inner_at(at, batch)
@@ -108,7 +108,7 @@ class View(ABC):
         return None
 
     def linearized(self) -> Self:
-        """Return this view, with its graph kept for several products where the problem allows it."""
+        """Return this view; its graph then serves several products, if the problem allows it."""
         return self
 
     @property
@@ -140,7 +140,7 @@ class View(ABC):
 
 
 class ProblemAtPoint(ABC):
-    """What knows a problem and the point where it stands, as an optimiser of a module does."""
+    """Base class of objects that know a problem and a point, such as an optimiser of a module."""
 
     @abstractmethod
     def problem_at_point(self) -> tuple[Oracles, Point]:

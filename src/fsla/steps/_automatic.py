@@ -73,7 +73,7 @@ class Automatic(StepSizes[Measured]):
 
     Args:
         new_grad_weight: η, the weight of the new gradient if λ's direction has a momentum.
-        inner: whether ω moves by these sizes; if not, it has an optimiser of its own.
+        inner: whether ω moves by these sizes; if not, it has its own optimiser.
         adjoint: the same for v.
         outer: the same for λ.
         wait: whether λ waits until v solves its equation; if not, ψ is 1.

@@ -18,7 +18,7 @@ from fsla.steps._updates import Updates, Variable
 
 
 class StepContext:
-    """What an algorithm's `move` is given: views, and the sizes and updates of the step.
+    """Context of an algorithm's `move`: views, and the sizes and updates of the step.
 
     A view stays while its point is asked about, and is dropped when another point is. The first inner view of a step
     moves the buffers of a module, if the step is to move them.

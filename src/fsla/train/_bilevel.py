@@ -61,14 +61,14 @@ class BilevelOptimizer(ProblemAtPoint):
         model: the network; its trainable parameters are the inner variable ω, and move in place.
         outer: the hyper-parameters λ: a module or parameter, or a list or mapping of these. A parameter that lies
             inside the model is λ, and ω is the rest.
-        inner_loss: called as ``inner_loss(model, outer, batch)``; returns a 0-d tensor. `outer` is what was given here.
+        inner_loss: called as ``inner_loss(model, outer, batch)``; returns a 0-d tensor. `outer` is the same object.
             Without losses `backward` takes closures.
         outer_loss: of the same form.
         algorithm: an object such as ``fsla.algorithms.stocbio(fsla.steps.constant(0.1, 0.1, 0.1))``, or the name of one
             whose step sizes are automatic. "one_step" is the baseline without an adjoint.
         inner_optimizer: torch optimiser of ω, or a function of parameters that makes one, such as
             ``functools.partial(torch.optim.SGD, lr=0.1)``. Without one ω moves by the algorithm's step sizes.
-        adjoint_optimizer: function that makes the optimiser of v, whose tensors are made here.
+        adjoint_optimizer: function that makes the optimiser of v, whose tensors the class creates.
         outer_optimizer: torch optimiser of λ, or a function that makes one.
         outer_every: λ and v move at one step in each block of this length. The other steps are plain training.
         projection: set that λ stays in, such as ``fsla.steps.Box(0, 1)``.
@@ -78,8 +78,8 @@ class BilevelOptimizer(ProblemAtPoint):
         outer_uses_lam: whether the outer loss reads `outer`; by default the first pass over each batch finds out.
         max_grad_norm: norm that ∂_ω G is clipped to.
         max_adjoint_norm: bound on ‖v‖.
-        split_batches: on several ranks, True if each is given the same batch, and takes its part. False if each is
-            given samples of its own, the same number on each.
+        split_batches: on several ranks, True if each receives the same batch, and takes its part. False if each
+            receives different samples, the same number on each.
         max_rollbacks: how often a run that diverges goes back to its last good state and halves its steps before it
             raises; None watches nothing. The state stays on the device: a second copy of what is trained, of v and of
             the optimisers' states, 16 bytes a parameter under Adam in float32. 0 and None store none.
@@ -224,7 +224,7 @@ class BilevelOptimizer(ProblemAtPoint):
 
     @property
     def outer(self) -> OuterModules:
-        """What was given as `outer`."""
+        """The argument `outer`."""
         return self._problem.outer
 
     @property
@@ -254,7 +254,7 @@ class BilevelOptimizer(ProblemAtPoint):
 
     @property
     def reads_independent_batches(self) -> bool:
-        """Whether the direction of λ needs batches of its own, as STORM's does."""
+        """Whether the direction of λ needs independent batches, as STORM's does."""
         return self.algorithm.looks_back
 
     def __repr__(self) -> str:
@@ -274,7 +274,7 @@ class BilevelOptimizer(ProblemAtPoint):
         return f"{type(self).__name__}(\n" + "".join(f"    {line}\n" for line in lines) + ")"
 
     def problem_at_point(self) -> tuple[Oracles, Point]:
-        """Return the problem and the point where the model stands, for `fsla.check_hypergradient`."""
+        """Return the problem and the present point, for `fsla.check_hypergradient`."""
         return RidgeProblem(self._problem, self._decay), self._problem.point()
 
     # ------------------------------------------------------------------------------------------------------------ steps
@@ -290,12 +290,19 @@ class BilevelOptimizer(ProblemAtPoint):
         """Move λ, ω and v once, in place.
 
         Args:
-            inner_batch, outer_batch: what the two losses are given: anything, or `MicroBatches` of it. An outer batch
-                that is an iterator is drawn from when λ moves, and not before; but where ω has no optimiser, the first
-                step draws from it too.
+            inner_batch: argument of the inner loss: anything, or `MicroBatches` of it.
+            outer_batch: argument of the outer loss. From an iterator a batch is drawn when λ moves, and not before; if
+                ω has no optimiser, the first step draws one too.
             independent_batches: an inner and an outer batch for the direction of λ alone, which STORM needs.
-            seed: fixes what random layers draw. By default the inner batch draws from torch's own stream, which goes on
-                as in plain training, and other batches draw from seeds that follow from it.
+            seed: fixes what random layers draw. By default the inner batch draws from torch's own stream, which goes
+                on as in plain training, and other batches draw from seeds that follow from it.
+
+        Returns:
+            What the step saw.
+
+        Raises:
+            TypeError: if the optimizer has no losses.
+            DivergenceError: if the run diverges and no rollback is left.
         """
         if not self._owns_losses:
             raise TypeError(
@@ -305,25 +312,35 @@ class BilevelOptimizer(ProblemAtPoint):
         return self.advance(self._batches(inner_batch, outer_batch, independent_batches, seed, owned=True))
 
     def advance(self, batches: StepBatches) -> StepInfo:
-        """Move λ, ω and v once, on batches that are named one by one: for algorithms that read several of a kind."""
+        """Move λ, ω and v once, on batches that are named one by one: for algorithms that read several of a kind.
+
+        Args:
+            batches: the batches.
+
+        Returns:
+            What the step saw.
+        """
         return self._move(self._cautious, batches, owned=True)
 
     def backward(self, inner: Any, outer: Any = None, *, seed: int | None = None) -> Tensor:
-        """Take the place of ``loss.backward()``: add to `.grad` of the model, and move v and λ where that is due.
+        """Take the place of ``loss.backward()``: add to `.grad` of the model, and move v and λ if that is due.
 
-        The model itself does not move: that is for the optimiser of the loop that calls. ``step(a, b)`` is
-        ``backward(a, b)``, then ``inner_optimizer.step()`` and ``zero_grad()``. Give `inner_optimizer` here too, so
+        The model itself does not move: the optimiser of the calling loop moves it. ``step(a, b)`` is ``backward(a,
+        b)``, then ``inner_optimizer.step()`` and ``zero_grad()``. Pass `inner_optimizer` to the constructor too, so
         that v knows the curvature of its weight decay.
 
         Args:
-            inner, outer: an inner and an outer batch, or, where no losses were given, two closures, each of which goes
-                forward and backward and returns its loss. An outer batch that is an iterator is drawn from when λ
-                moves. The inner closure is called once on plain steps, and twice on those where λ moves, more often on
-                the first one: each call must be of the same batch.
+            inner: an inner batch. Without losses, a closure that goes forward and backward and returns its loss. It is
+                called once on plain steps, twice on those where λ moves, and more often on the first one, each time on
+                one batch.
+            outer: an outer batch, or a closure. From an iterator a batch is drawn when λ moves.
             seed: as in `step`.
 
         Returns:
             The inner loss, without a graph.
+
+        Raises:
+            TypeError: if the algorithm asks after the model has moved, or `max_grad_norm` was passed.
         """
         if not self.algorithm.at_one_point:
             raise TypeError(
@@ -456,13 +473,16 @@ class BilevelOptimizer(ProblemAtPoint):
         )
 
     def solve(self, batch: Any, *, max_iter: int = 1000, tol: float | None = None) -> float:
-        """Train the model to convergence on a batch at the present weights, to judge them; return the inner loss.
+        """Train the model to convergence on a batch at the present weights, to judge them.
 
         Args:
-            batch: what the inner loss is given: all of the data, or `MicroBatches` of it.
+            batch: argument of the inner loss: all of the data, or `MicroBatches` of it.
             max_iter: the most iterations of L-BFGS.
-            tol: the size of the gradient, relative to 1 + ‖ω‖, at which it has converged; by default 1e-6 in float64
-                and 1e-4 in other arithmetic.
+            tol: size of the gradient, relative to 1 + ‖ω‖, at which it has converged; by default 1e-6 in float64 and
+                1e-4 in other arithmetic.
+
+        Returns:
+            The inner loss.
         """
         return solve_inner(*self.problem_at_point(), self._problem.omega, batch, max_iter=max_iter, tol=tol)
 
@@ -484,12 +504,15 @@ class BilevelOptimizer(ProblemAtPoint):
     def state_dict(self) -> dict[str, Any]:
         """Return all but the parameters of the model and of outer, as a plain dict that `torch.save` writes.
 
-        It holds the states of the optimisers that were made here, not of those that were given.
+        It holds the states of the optimisers that this class created, not of those that were passed to it.
         """
         return self._saved(self._built)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where `state_dict` was called; load the model and outer as well.
+        """Set what `state_dict` returned; load the model and outer as well.
+
+        Args:
+            state: the dict.
 
         Raises:
             ValueError: if the state is of another run; then nothing is set.
@@ -497,7 +520,7 @@ class BilevelOptimizer(ProblemAtPoint):
         self._load(state, self._built)
 
     def run_state(self) -> dict[str, Any]:
-        """Return `state_dict` with the optimisers that were given, and the state to go back to: what `fit` saves."""
+        """Return `state_dict` with all optimisers, and the state to roll back to: what `fit` saves."""
         return {"state": self._saved(self._optimizers), "good": self._good}
 
     def set_run_state(self, saved: Mapping[str, Any]) -> None:

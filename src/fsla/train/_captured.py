@@ -60,7 +60,7 @@ class CaptureError(RuntimeError):
 
 
 class EngineWarning(UserWarning):
-    """Warning that a faster engine is unavailable, or was given up, and why.
+    """Warning that a faster engine is unavailable, or failed, and why.
 
     Example:
         >>> import warnings

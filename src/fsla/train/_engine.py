@@ -33,7 +33,7 @@ minute."""
 class Engine(Protocol):
     @property
     def name(self) -> str:
-        """Which of ENGINES it is: "eager" as well once a captured step was given up."""
+        """Which of ENGINES it is: "eager" as well after a captured step failed."""
         ...
 
     @property

@@ -98,7 +98,7 @@ def run_algorithm(
     A record is JSON. It has what `eval_fn` returns, with tensors and arrays as numbers and lists, and besides
 
         step                 steps that were taken
-        seconds              seconds of the steps; a clock decides nothing unless `max_seconds` is given
+        seconds              seconds of the steps; a clock decides nothing without `max_seconds`
         preparation_seconds  seconds of capturing, checking and compiling
         engine               engine that took the steps before it
         oracles              calls so far
