@@ -79,13 +79,13 @@ def train(loss, training, balanced, steps, seed):
 def compare(steps, seed):
     """Balanced accuracy (%) of each method, before and after the balanced images join the training; the learnt loss."""
     training, balanced, test = load(seed)
-    rows, learnt = [], ClassLoss()
+    rows, learned = [], ClassLoss()
     for data in (training, {name: torch.cat([training[name], balanced[name]]) for name in training}):
         inverse = nn.CrossEntropyLoss(1 / data["label"].bincount())
-        for loss in (cross_entropy, inverse, learnt):
-            model = train(loss, data, balanced if loss is learnt and data is training else None, steps, seed)
+        for loss in (cross_entropy, inverse, learned):
+            model = train(loss, data, balanced if loss is learned and data is training else None, steps, seed)
             rows.append(100 * balanced_accuracy_score(test["label"], model(test["image"]).argmax(1)))
-    return np.reshape(rows, (2, 3)), learnt
+    return np.reshape(rows, (2, 3)), learned
 
 
 def main(steps, seeds, path):

@@ -87,7 +87,7 @@ def main(steps, seeds, path):
     methods = {"FSLA, equilibrium": fsla_steps}
     methods |= {f"{depth} layers unrolled": partial(unrolled_steps, depth) for depth in (3, 30)}
     for name, method in methods.items():
-        found, begin = [], time.process_time()
+        all_errors, begin = [], time.process_time()
         for seed in range(seeds):
             torch.manual_seed(seed)
             train, test = load()
@@ -95,8 +95,8 @@ def main(steps, seeds, path):
             start = errors(layer, test)[-1]
             for _ in zip(range(steps), method(layer, train), strict=False):
                 pass
-            found.append(errors(layer, test))
-        mean = np.mean(found, axis=0)
+            all_errors.append(errors(layer, test))
+        mean = np.mean(all_errors, axis=0)
         cells = "".join(f"{mean[DEPTHS.index(depth)]:>12.4f}" for depth in (3, 30, 100))
         print(f"{name:<40}{start:>10.4f}{cells}{time.process_time() - begin:>13.1f}")
         ax.loglog(DEPTHS, mean, "o-", label=name)

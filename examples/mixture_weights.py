@@ -75,30 +75,30 @@ def accuracy(model, batch):
 
 
 def main(steps, seeds, path):
-    rows, shares, single = [], [], []
+    rows, all_weights, single = [], [], []
     for seed in range(seeds):
         data, trusted, test = load(seed)
         sources = [tuple(t[data[2] == j] for t in data) for j in range(len(KINDS))]
         singles = [train(source, None, steps, seed)[0] for source in sources]
         best = min(singles, key=lambda model: outer_loss(model, None, trusted).item())
         uniform, _ = train(data, None, steps, seed)
-        alone, _ = train((*trusted, sources[0][2].new_zeros(100)), None, steps, seed)
-        learnt, weights = train(data, trusted, steps, seed)
-        rows.append([accuracy(model, test) for model in (uniform, alone, best, learnt)])
+        trusted_accuracy, _ = train((*trusted, sources[0][2].new_zeros(100)), None, steps, seed)
+        learned_accuracy, weights = train(data, trusted, steps, seed)
+        rows.append([accuracy(model, test) for model in (uniform, trusted_accuracy, best, learned_accuracy)])
         single.append([accuracy(model, test) for model in singles])
-        shares.append(torch.stack(weights))
+        all_weights.append(torch.stack(weights))
     names = ("uniform weights", "trusted images alone", "best of 12 single runs", "FSLA")
     mean = np.mean(rows, axis=0)
     print(f"{'':<24}accuracy on test images, %, mean of {seeds} seed(s)    runs")
     for name, value, runs in zip(names, mean, (1, 1, 12, 1), strict=True):
         print(f"{name:<24}{value:>44.1f} {runs:>7}")
-    share = torch.stack(shares).mean(0)
+    mean_weights = torch.stack(all_weights).mean(0)
     left, right = (figure := Figure((11, 4.2), layout="constrained")).subplots(1, 2)
     for i, kind in enumerate(dict.fromkeys(KINDS)):
         chosen = [j for j, other in enumerate(KINDS) if other == kind]
-        print(f"  share of {len(chosen)} sources, {kind}: {100 * float(share[-1, chosen].sum()):.0f} %")
-        left.plot(share[:, chosen], color=f"C{i}", label=[kind] + [None] * (len(chosen) - 1))
-        right.plot(np.mean(single, axis=0)[chosen], share[-1, chosen], "o", color=f"C{i}", label=kind)
+        print(f"  share of {len(chosen)} sources, {kind}: {100 * float(mean_weights[-1, chosen].sum()):.0f} %")
+        left.plot(mean_weights[:, chosen], color=f"C{i}", label=[kind] + [None] * (len(chosen) - 1))
+        right.plot(np.mean(single, axis=0)[chosen], mean_weights[-1, chosen], "o", color=f"C{i}", label=kind)
     left.set(xlabel="step", ylabel="weight of a source (of 1)")
     right.set(xlabel="test accuracy of a network trained on that source alone, %", ylabel="weight of a source (of 1)")
     left.legend(loc="upper left")

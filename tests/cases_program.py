@@ -13,16 +13,16 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import BatchSampler, DataLoader, Dataset, DistributedSampler, TensorDataset
 
 import fsla
-from front_program import X_TRUSTED, Y_TRUSTED, X, Y, inner_loss, network, outer_loss, values
+from fit_program import X_TRUSTED, Y_TRUSTED, X, Y, inner_loss, network, outer_loss, values
 from fsla import Point, Problem, StepBatches
-from fsla import distributed as ranks
+from fsla import distributed as distributed
 from support import F64
 
 ROWS = len(X)
 INDEX = torch.arange(ROWS)
 
 
-def made(algorithm=fsla.FSLA, model=None, inner=inner_loss, **options):
+def make_optimizer(algorithm=fsla.FSLA, model=None, inner=inner_loss, **options):
     model = network("plain") if model is None else model
     weights = fsla.SampleWeights(ROWS).to(F64)
     return algorithm(model, weights, inner_loss=inner, outer_loss=outer_loss, **options)
@@ -37,9 +37,9 @@ def ended(opt, batch, *, steps=3):
 
 def gap(inner):
     batch = (X[:12], Y[:12], INDEX[:12])
-    with ranks.single_process():
-        alone = ended(made(inner=inner, hvp_method="autograd"), batch)
-    return float((ended(made(inner=inner, hvp_method="autograd"), batch) - alone).abs().max())
+    with distributed.single_process():
+        single = ended(make_optimizer(inner=inner, hvp_method="autograd"), batch)
+    return float((ended(make_optimizer(inner=inner, hvp_method="autograd"), batch) - single).abs().max())
 
 
 def weights_of_some(model, weights, batch):
@@ -75,11 +75,14 @@ class WithBuffers(nn.Module):
 
 
 def buffers():
-    opt = made(fsla.SOBA, model=WithBuffers(), hvp_method="finite_difference")
+    opt = make_optimizer(fsla.SOBA, model=WithBuffers(), hvp_method="finite_difference")
     for k in range(5):
         opt.step((X[:10], Y[:10], INDEX[:10]), (X_TRUSTED, Y_TRUSTED), seed=k)
-    found = dict(opt.model.named_buffers())
-    return {name: found[name].float().tolist() for name in ("mask", "in_bfloat16", "in_float8", "norm.running_mean")}
+    buffers_by_name = dict(opt.model.named_buffers())
+    return {
+        name: buffers_by_name[name].float().tolist()
+        for name in ("mask", "in_bfloat16", "in_float8", "norm.running_mean")
+    }
 
 
 class Encoded(UserDict):
@@ -95,11 +98,13 @@ def encoded(model, weights, batch):
 
 def fit_other_batches():
     batch = Encoded(x=X[:12].to(torch.bfloat16), y=Y[:12], i=INDEX[:12])
-    history = fsla.fit(made(inner=encoded), [batch], [(X_TRUSTED, Y_TRUSTED)], max_steps=3, progress_bar=False)
+    history = fsla.fit(
+        make_optimizer(inner=encoded), [batch], [(X_TRUSTED, Y_TRUSTED)], max_steps=3, progress_bar=False
+    )
     return history.records[-1]["inner_loss"]
 
 
-def fit_with_a_callback_that_draws(here):
+def fit_with_a_callback_that_draws(group):
     """Rank 0 draws after each record; the numbers of the samples that this rank was given in each pass."""
     seen = []
 
@@ -108,11 +113,11 @@ def fit_with_a_callback_that_draws(here):
         return inner_loss(model, weights, batch)
 
     def draw(opt, record):
-        if here.is_first:
+        if group.is_first:
             torch.rand(3)
 
     train = DataLoader(TensorDataset(X, Y, INDEX), batch_size=48, shuffle=True)
-    opt = made(fsla.SOBA, inner=noted, hvp_method="finite_difference")
+    opt = make_optimizer(fsla.SOBA, inner=noted, hvp_method="finite_difference")
     trusted = [(X_TRUSTED, Y_TRUSTED)]
     fsla.fit(opt, train, trusted, max_steps=6, eval_every=1, callbacks=[draw], progress_bar=False)
     return seen
@@ -130,14 +135,14 @@ class Drawing(Dataset):
         return X[i] + 0.1 * torch.randn(6, dtype=F64), Y[i], INDEX[i]
 
 
-def fit_own_samples(here, folder):
+def fit_own_samples(group, folder):
     """Through a batch sampler; in one go, and in two."""
     ends = []
     for parts in ((8,), (3, 8)):
         place = folder / str(len(parts))
         for steps in parts:
             data = Drawing()
-            opt = made(fsla.SOBA, hvp_method="finite_difference", split_batches=False)
+            opt = make_optimizer(fsla.SOBA, hvp_method="finite_difference", split_batches=False)
             train = DataLoader(data, batch_sampler=BatchSampler(DistributedSampler(data), 8, drop_last=True))
             trusted = TensorDataset(X_TRUSTED, Y_TRUSTED)
             outer = DataLoader(trusted, batch_size=8, sampler=DistributedSampler(trusted), drop_last=True)
@@ -157,7 +162,7 @@ def orders():
 
     data = TensorDataset(X, Y, INDEX)
     train = DataLoader(data, batch_sampler=BatchSampler(DistributedSampler(data), 16, drop_last=True))
-    opt = made(fsla.SOBA, inner=noted, hvp_method="finite_difference", split_batches=False)
+    opt = make_optimizer(fsla.SOBA, inner=noted, hvp_method="finite_difference", split_batches=False)
     fsla.fit(opt, train, [(X_TRUSTED, Y_TRUSTED)], max_steps=4, progress_bar=False)
     return [*dict.fromkeys(map(tuple, seen))]
 
@@ -176,7 +181,7 @@ def reduced_differences():
     at = Point({"penalty": torch.full((1, 5), -2.0)}, {"w": torch.ones(1, 5)})
     batches = StepBatches.shared(torch.tensor([3]), torch.tensor([3]))
     ends = []
-    for reducer in (ranks.DataParallelReducer(), None):
+    for reducer in (distributed.DataParallelReducer(), None):
         problem = Problem(inner, lambda lam, omega, i: error(omega, i), autocast_dtype=torch.bfloat16, reducer=reducer)
         state = algorithm.init(problem, at, batches)
         for _ in range(10):
@@ -186,18 +191,18 @@ def reduced_differences():
 
 
 def main(folder):
-    here = ranks.get_group()
-    found = {
+    group = distributed.get_group()
+    results = {
         "a share does not read λ": gap(weights_of_some),
         "a share does not reach ω": gap(losses_of_some),
         "buffers": buffers(),
         "other batches": fit_other_batches(),
-        "callback": fit_with_a_callback_that_draws(here),
-        "own samples": fit_own_samples(here, folder / "runs"),
+        "callback": fit_with_a_callback_that_draws(group),
+        "own samples": fit_own_samples(group, folder / "runs"),
         "orders": orders(),
         "reduced": reduced_differences(),
     }
-    (folder / f"found{here.rank}.json").write_text(json.dumps(found))
+    (folder / f"found{group.rank}.json").write_text(json.dumps(results))
 
 
 if __name__ == "__main__":

@@ -10,10 +10,10 @@ from sklearn.datasets import load_digits
 from torch import nn
 
 import fsla
-from fsla import distributed as ranks
+from fsla import distributed as distributed
 
 
-class Own(nn.Module):
+class Network(nn.Module):
     """A network that cannot be trained side by side with others."""
 
     def __init__(self):
@@ -37,17 +37,17 @@ def fitted(model):
 
 
 def main(out):
-    here = ranks.get_group()
+    group = distributed.get_group()
     gaps = {}
-    for name, model in (("dense", "dense"), ("own", Own())):
-        with ranks.single_process():
-            alone = fitted(model)
-        before = here.messages
-        together = fitted(model)
-        gaps[name] = [float(np.abs(alone - together).max()), here.messages - before]
-    found = here.gather(gaps)
-    if here.is_first:
-        Path(out).write_text(json.dumps(found))
+    for name, model in (("dense", "dense"), ("own", Network())):
+        with distributed.single_process():
+            single = fitted(model)
+        before = group.messages
+        all_ranks = fitted(model)
+        gaps[name] = [float(np.abs(single - all_ranks).max()), group.messages - before]
+    results = group.gather(gaps)
+    if group.is_first:
+        Path(out).write_text(json.dumps(results))
 
 
 if __name__ == "__main__":

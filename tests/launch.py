@@ -6,7 +6,7 @@ import sys
 import time
 from pathlib import Path
 
-HERE = Path(__file__).parent
+TESTS = Path(__file__).parent
 LIMIT_S = 3600.0
 """Ends a test that would hang for ever. No program needs a tenth of it, however busy the machine is."""
 
@@ -27,10 +27,11 @@ def wait_until(condition):
 def torchrun(program, *arguments, processes=2, restarts=0, succeeds=True, **environment):
     """Run a program of this folder, or "-m" a module; return what it wrote to stderr."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", processes]
-    command += ["--max-restarts", restarts, program if program == "-m" else HERE / program, *arguments]
+    command += ["--max-restarts", restarts, program if program == "-m" else TESTS / program, *arguments]
     # A rank that others wait for is named before the limit ends them all.
     settings = {"OMP_NUM_THREADS": "1", "FSLA_RANK_TIMEOUT": str(LIMIT_S / 2)}
-    settings["PYTHONPATH"] = os.pathsep.join([str(HERE), str(HERE.parent / "src")])
+    packages = (TESTS, *(TESTS.parent / name for name in ("src", "reproduction", "benchmarks")))
+    settings["PYTHONPATH"] = os.pathsep.join(map(str, packages))
     done = finish(*command, env=os.environ | settings | environment)
     assert (done.returncode == 0) == succeeds, done.stderr[-4000:]
     return done.stderr

@@ -32,11 +32,11 @@ class Recorder:
 
     def record(self, work: Callable[[], None]) -> Callable[[], None]:
         self.records += 1
-        held = tensors_of(self.engine._held)
-        random, parts = self._generator.get_state(), [t.clone() for t in held]
+        tensors = tensors_of(self.engine._held)
+        random, parts = self._generator.get_state(), [t.clone() for t in tensors]
         work()
         self._generator.set_state(random)
-        for t, before in zip(held, parts, strict=True):
+        for t, before in zip(tensors, parts, strict=True):
             t.copy_(before)
         as_recorded = self._freeze()
 

@@ -128,21 +128,21 @@ def plain_algorithm_1(
 ) -> list[tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]]:
     """Algorithm 1, written from the paper: (λ, ω, v, d) for each k. batches[0] starts d; batches[k+1] is ξ_{k+1}."""
 
-    def hypergradient(lam, omega, v, xi):
-        return p.outer_lam(lam) - p.cross_times(v, xi[4])
+    def hypergradient(lam, omega, v, batch):
+        return p.outer_lam(lam) - p.cross_times(v, batch[4])
 
     v = np.zeros_like(omega)
     d = hypergradient(lam, omega, v, batches[0])
     trajectory = [(lam, omega, v, d)]
-    for k, xi in enumerate(batches[1:]):
+    for k, drawn in enumerate(batches[1:]):
         outer_lr, inner_lr, adjoint_lr, new_grad_weight = rates(k)
         lam_new = projection(lam - outer_lr * d)
-        omega_new = omega - inner_lr * p.inner_grad(lam_new, omega, xi[0])
+        omega_new = omega - inner_lr * p.inner_grad(lam_new, omega, drawn[0])
         where = omega if adjoint_at == "old_params" else omega_new
-        v_new = adjoint_lr * p.outer_omega(where, xi[1]) + (v - adjoint_lr * p.hessian_times(v, xi[2]))
-        g = hypergradient(lam_new, omega_new, v_new, xi)
+        v_new = adjoint_lr * p.outer_omega(where, drawn[1]) + (v - adjoint_lr * p.hessian_times(v, drawn[2]))
+        g = hypergradient(lam_new, omega_new, v_new, drawn)
         if momentum == "storm":
-            d = g + (1 - new_grad_weight) * (d - hypergradient(lam, omega, v, xi))
+            d = g + (1 - new_grad_weight) * (d - hypergradient(lam, omega, v, drawn))
         elif momentum == "average":
             d = (1 - new_grad_weight) * d + new_grad_weight * g
         else:

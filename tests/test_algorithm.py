@@ -23,7 +23,7 @@ def _own_names(monkeypatch):
 
 
 @pytest.mark.usefixtures("_own_names")
-def test_register_gives_a_class_a_name():
+def test_register_class_sets_its_name():
     """A new algorithm is one class, known by its name everywhere."""
 
     @register("heavy_soba")
@@ -41,7 +41,7 @@ def test_register_gives_a_class_a_name():
 
 
 @pytest.mark.usefixtures("_own_names")
-def test_register_refuses_a_name_that_is_taken():
+def test_register_taken_name_raises():
     """Two algorithms under one name would be one, whichever was imported last; the same one may be imported again."""
 
     def other():
@@ -54,13 +54,13 @@ def test_register_refuses_a_name_that_is_taken():
 
 
 @pytest.mark.parametrize("name", ["my-soba", "my soba", "2soba", ""])
-def test_register_refuses_what_is_no_identifier(name):
+def test_register_invalid_identifier_raises(name):
     """The name is also that of a test and of a page."""
     with pytest.raises(ValueError, match=f"must be an identifier. Got {name!r}"):
         register(name)
 
 
-def test_get_algorithm_names_the_nearest_one():
+def test_get_algorithm_unknown_name_suggests_nearest():
     """A typing error is found at once."""
     with pytest.raises(ValueError, match=r"Got 'sobba' instead\. Did you mean 'soba'"):
         get_algorithm("sobba")
@@ -71,7 +71,7 @@ def test_get_algorithm_names_the_nearest_one():
 
 
 @pytest.mark.parametrize("m", [1, 2, 7, 16])
-def test_due_is_one_step_in_each_block_drawn_from_the_block(m):
+def test_due_draws_one_step_per_block(m):
     """A fixed place in the block would alias with an epoch of as many steps."""
     algorithm = replace(fsla.algorithms.soba(RATES), outer_every=m)
     due = [k for k in range(200 * m) if algorithm.due(k)]
@@ -84,7 +84,7 @@ def test_due_is_one_step_in_each_block_drawn_from_the_block(m):
 
 
 @pytest.mark.parametrize("name", ["soba", "fsla", "cg"])
-def test_steps_that_are_not_due_move_omega_alone(name):
+def test_step_not_due_moves_omega_only(name):
     """They are plain training, and cost as much."""
     problem, at, train, valid = ridge_logistic()
     batches = StepBatches.of((train,), (valid,), None, (valid,), (train,), mode="grouped")
@@ -107,7 +107,7 @@ def test_steps_that_are_not_due_move_omega_alone(name):
         state = after
 
 
-def test_outer_every_must_be_a_whole_number():
+def test_outer_every_not_an_integer_raises():
     """Zero would be a block without a step."""
     with pytest.raises(ValueError, match="'outer_every' of Simultaneous must be at least 1"):
         replace(fsla.algorithms.soba(RATES), outer_every=0)
@@ -151,7 +151,7 @@ def functional_problem():
 
 @pytest.mark.parametrize("outer_every", [1, 3])
 @pytest.mark.parametrize("name", ["soba", "ma_soba", "one_step", "fsla", "single_loop"])
-def test_automatic_steps_on_trees_are_those_on_a_module(name, outer_every):
+def test_automatic_steps_on_trees_equal_module(name, outer_every):
     """There is one core: what a user of BilevelOptimizer runs is the algorithm that the conformance tests check."""
     model, weights = network(), ClassWeights()
     sizes = Automatic(wait=False) if name == "one_step" else Automatic(block=5)
@@ -182,9 +182,9 @@ def test_automatic_steps_on_trees_are_those_on_a_module(name, outer_every):
         (bilevel.adjoint, state.v),
         (bilevel.hypergradient, state.direction),
     ]
-    for own, expected in pairs:
-        assert own.keys() == expected.keys()
-        for key, t in own.items():
+    for actual, expected in pairs:
+        assert actual.keys() == expected.keys()
+        for key, t in actual.items():
             torch.testing.assert_close(t.detach(), expected[key], rtol=1e-12, atol=1e-12)
     moved = float(tree.norm(tree.sub(state.lam.value, at.lam)))
     assert moved > 1e-3
@@ -193,7 +193,7 @@ def test_automatic_steps_on_trees_are_those_on_a_module(name, outer_every):
     torch.testing.assert_close(measured.unsolved, state.measured.unsolved, rtol=1e-12, atol=1e-15)
 
 
-def test_automatic_steps_find_the_curvature_of_a_quadratic():
+def test_automatic_steps_measure_quadratic_hessian_norm():
     """ω and v move by 1/L, with L from products alone."""
     h = torch.linspace(1.0, 20.0, 8, dtype=F64)
     problem = Problem(

@@ -12,7 +12,7 @@ from fsla_benchmarks.automatic.tasks import tasks
 
 
 @pytest.mark.parametrize("task", tasks(), ids=lambda task: task.name)
-def test_every_task_has_a_step(task):
+def test_bench_automatic_every_task_steps(task):
     model, outer = task.build()
     inner_loss, outer_loss = task.losses()
     opt = FSLA(model, outer, inner_loss=inner_loss, outer_loss=outer_loss, hvp_method="autograd")
@@ -24,12 +24,12 @@ def test_every_task_has_a_step(task):
         assert torch.equal(a, b)  # every run begins where the others do
 
 
-def test_names_tell_tasks_apart():
+def test_bench_automatic_task_names_are_unique():
     names = [task.name for task in tasks()]
     assert len(set(names)) == len(names) >= 10
 
 
-def test_the_command_compares_and_resumes(tmp_path, monkeypatch):
+def test_bench_automatic_command_compares_and_resumes(tmp_path, monkeypatch):
     few = [task for task in tasks() if task.name in ("least squares, condition 10", "ridge a feature, wine")]
     monkeypatch.setattr(automatic, "tasks", lambda: few)
     for name, values in (("T", (0.3, 1e4)), ("R", (1.0,)), ("M", (0.1,)), ("FALLS", (False,))):
@@ -53,14 +53,14 @@ def record(task, rule, f):
     return {"task": task, "rule": rule, "f": f, "start": 2.0, "rollbacks": 0}
 
 
-def test_what_does_not_hold_is_said():
+def test_bench_automatic_reports_failed_claims():
     runs = [record("a", "automatic", 1.05), record("b", "automatic", 3.0), record("c", "automatic", None)]
     runs += [record(t, "constants", f) for t in "abc" for f in (1.0, 2.0, None)]
     rows = summarise(runs)
     assert [r["ratio"] for r in rows] == [1.05, 3.0, None]
     assert [r["diverged"] for r in rows] == [1, 1, 1]
     close, stable = claims(rows)
-    assert not close.held
+    assert not close.holds
     assert "1 of 3; not on b (3.00), c (diverged)" in close.figures
-    assert not stable.held
+    assert not stable.holds
     assert "**no**" in markdown(AutomaticSpec(), rows)

@@ -74,10 +74,10 @@ class Run:
         self.bilevel.inner_optimizer.zero_grad()
 
 
-def assert_equal(found, expected):
-    assert found.keys() == expected.keys()
+def assert_equal(actual, expected):
+    assert actual.keys() == expected.keys()
     for name, t in expected.items():
-        assert torch.equal(found[name], t), name
+        assert torch.equal(actual[name], t), name
 
 
 # ---------------------------------------------------------------------------------------------------- equal to `step`
@@ -87,7 +87,7 @@ def assert_equal(found, expected):
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("kind", KINDS)
-def test_backward_and_the_optimiser_s_step_equal_step(kind, optimizer, method, outer_every):
+def test_backward_then_optimizer_step_equals_step(kind, optimizer, method, outer_every):
     """Bit for bit, with dropout and batch normalisation: users may move from one to the other at will."""
     options = LOSSES | {"hvp_method": method, "outer_every": outer_every}
     one = Run(KINDS[kind], OPTIMIZERS[optimizer], **options)
@@ -103,7 +103,7 @@ def test_backward_and_the_optimiser_s_step_equal_step(kind, optimizer, method, o
     assert torch.equal(loss, info.inner_loss)
 
 
-def test_step_and_backward_may_take_turns():
+def test_backward_alternating_with_step_equals_step():
     """A state of one is a state of the other."""
     one, two = Run(**LOSSES), Run(**LOSSES)
     for k in range(8):
@@ -137,7 +137,7 @@ def closures(run, inner, outer):
 @pytest.mark.parametrize("parts", [1, 4])
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("kind", KINDS)
-def test_backward_of_closures_equals_that_of_batches(kind, optimizer, parts):
+def test_backward_of_closures_equals_batches(kind, optimizer, parts):
     """Micro-batches, dropout and batch normalisation included: a closure is a pass over a batch."""
     inner = [in_parts(batch(k), parts) if parts > 1 else batch(k) for k in range(12)]
     one = Run(KINDS[kind], OPTIMIZERS[optimizer], hvp_method="finite_difference", **LOSSES)
@@ -153,7 +153,7 @@ def test_backward_of_closures_equals_that_of_batches(kind, optimizer, parts):
     assert_equal(two.values(), expected)
 
 
-def test_backward_adds_to_gradients_that_are_there():
+def test_backward_accumulates_gradients():
     """A loop may accumulate a penalty's gradient, or that of other batches, before."""
     one, two = Run(**LOSSES), Run(**LOSSES)
     for run in (one, two):
@@ -163,18 +163,18 @@ def test_backward_adds_to_gradients_that_are_there():
     before = {name: torch.full_like(p, 0.25) for name, p in one.model.named_parameters()}
     for name, p in one.model.named_parameters():
         p.grad = before[name].clone()
-    held = one.model[0].weight.grad
+    grad = one.model[0].weight.grad
     states = torch.get_rng_state()
     one.bilevel.backward(batch(1), TRUSTED)
     torch.set_rng_state(states)
     two.bilevel.backward(batch(1), TRUSTED)
-    assert one.model[0].weight.grad is held
+    assert one.model[0].weight.grad is grad
     for (name, p), q in zip(one.model.named_parameters(), two.model.parameters(), strict=True):
         assert torch.equal(p.grad, before[name] + q.grad)
     assert_equal(one.values(), two.values())
 
 
-def test_backward_keeps_directions_apart_from_gradients_that_the_loop_changes():
+def test_backward_direction_ignores_gradients_changed_by_loop():
     """Clipping is in place; what a momentum inside the algorithm remembers must not shrink with it."""
     algorithm = fsla.Simultaneous(inner_momentum=fsla.steps.EMA())
     run = Run(partial(BilevelOptimizer, algorithm=algorithm), partial(SGD, lr=0.1), **LOSSES)
@@ -186,7 +186,7 @@ def test_backward_keeps_directions_apart_from_gradients_that_the_loop_changes():
         run.move()
 
 
-def test_weight_decay_of_the_optimiser_is_part_of_the_curvature_that_v_sees():
+def test_backward_adjoint_sees_weight_decay():
     """v solves (H + decay) v = ∂_ω F, since the minimum that is trained to is that of the penalised loss."""
 
     def plain(model, weights, data):
@@ -195,15 +195,15 @@ def test_weight_decay_of_the_optimiser_is_part_of_the_curvature_that_v_sees():
     def penalised(model, weights, data):
         return plain(model, weights, data) + 0.02 * sum(p.square().sum() for p in model.parameters())
 
-    found = []
+    adjoints = []
     for loss, decay in ((plain, 0.04), (penalised, 0.0)):
         run = Run(SOBA, partial(SGD, lr=0.1, weight_decay=decay), inner_loss=loss, outer_loss=outer_loss,
                   adjoint_optimizer=partial(SGD, lr=0.1))  # fmt: skip
         for k in range(6):
             run.bilevel.backward(batch(k), TRUSTED)
             run.move()
-        found.append(torch.cat([t.flatten() for t in run.bilevel.adjoint.values()]))
-    torch.testing.assert_close(*found, rtol=1e-10, atol=1e-12)
+        adjoints.append(torch.cat([t.flatten() for t in run.bilevel.adjoint.values()]))
+    torch.testing.assert_close(*adjoints, rtol=1e-10, atol=1e-12)
 
 
 # -------------------------------------------------------------------------------------------------------- plain steps
@@ -224,7 +224,7 @@ class Recorded:
 
 
 @pytest.mark.parametrize("closed", [False, True])
-def test_steps_that_are_not_due_are_plain_training(closed):
+def test_step_not_due_equals_plain_training(closed):
     """The same gradients, random stream and buffers; the outer batch is not touched, and v and λ stay."""
     run = Run(outer_every=5, **({} if closed else LOSSES | {"hvp_method": "finite_difference"}))
     plain = copy.deepcopy(run.model)
@@ -263,7 +263,7 @@ def test_steps_that_are_not_due_are_plain_training(closed):
 
 
 @pytest.mark.parametrize("kind", [SOBA, FSLA])
-def test_step_draws_from_an_iterator_only_where_it_is_due(kind):
+def test_step_draws_from_iterator_only_when_due(kind):
     """Trusted data are few; a batch that nobody reads is not taken from them."""
     run, trusted = Run(kind, outer_every=4, **LOSSES), Recorded()
     due = 0
@@ -275,7 +275,7 @@ def test_step_draws_from_an_iterator_only_where_it_is_due(kind):
     assert due == 3
 
 
-def test_outer_batches_of_a_wrong_kind_are_refused():
+def test_step_with_outer_batch_of_wrong_type_raises():
     """A loader is no batch, and an iterator that ends is none that a run can draw from."""
     run = Run(**LOSSES)
     with pytest.raises(TypeError, match=r"Got a DataLoader.*fsla.problems.cycle\(loader\)"):
@@ -312,7 +312,7 @@ def watched(kind=SOBA, **options):
 @pytest.mark.parametrize("parts", [1, 4])
 @pytest.mark.parametrize("outer_every", [1, 2])
 @pytest.mark.parametrize("method", METHODS)
-def test_random_stream_after_a_step_is_that_of_plain_training(method, outer_every, parts):
+def test_random_stream_after_step_equals_plain_training(method, outer_every, parts):
     """Turning the bilevel step on changes no shuffle, no augmentation and no mask of what comes after."""
     model, dropout, bilevel = watched(hvp_method=method, outer_every=outer_every)
     plain = copy.deepcopy(model)
@@ -332,7 +332,7 @@ def test_random_stream_after_a_step_is_that_of_plain_training(method, outer_ever
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_each_batch_of_a_step_has_a_mask_of_its_own(method):
+def test_step_draws_one_mask_per_batch(method):
     """Inner, outer and independent batches of equal size: equal masks would couple what must be independent."""
     _, dropout, bilevel = watched(partial(FSLA, momentum="storm"), hvp_method=method)
     data = batch(0)
@@ -342,7 +342,7 @@ def test_each_batch_of_a_step_has_a_mask_of_its_own(method):
         assert len(set(dropout.masks)) == 4
 
 
-def test_a_seed_fixes_all_masks_and_leaves_the_stream():
+def test_step_seed_fixes_masks_and_keeps_stream():
     """For comparisons, and for runs of which each step must be repeatable by itself."""
     seen = []
     for stream in (1, 2):
@@ -363,7 +363,7 @@ def test_a_seed_fixes_all_masks_and_leaves_the_stream():
 @pytest.mark.parametrize(
     ("algorithm", "name"), [("fsla", "fsla"), ("aid_bio", "aid_bio"), (fsla.algorithms.single_loop(), "Alternating")]
 )
-def test_backward_refuses_algorithms_that_ask_after_the_model_has_moved(algorithm, name):
+def test_backward_of_alternating_algorithm_raises(algorithm, name):
     """The reason is said, and what to use."""
     if algorithm == "aid_bio":
         algorithm = fsla.algorithms.aid_bio(fsla.steps.constant(0.1, 0.1, 0.1))
@@ -373,14 +373,14 @@ def test_backward_refuses_algorithms_that_ask_after_the_model_has_moved(algorith
         run.bilevel.backward(batch(0), TRUSTED)
 
 
-def test_backward_refuses_to_clip():
+def test_backward_with_max_grad_norm_raises():
     """The loop clips what is in `.grad`; two clips would not be told apart."""
     run = Run(max_grad_norm=1.0, **LOSSES)
     with pytest.raises(TypeError, match="max_grad_norm is for step"):
         run.bilevel.backward(batch(0), TRUSTED)
 
 
-def test_optimizer_without_losses_refuses_step_and_batches():
+def test_optimizer_without_losses_step_raises():
     """Closures are for backward alone."""
     run = Run()
     with pytest.raises(TypeError, match="step needs inner_loss= and outer_loss="):
@@ -412,7 +412,7 @@ class Interrupting:
         raise KeyboardInterrupt
 
 
-def begun(loop, method, losses):
+def start_loop(loop, method, losses):
     """A run after its first step, with gradients of its own in `.grad`; and what takes its next step."""
     run = Run(FSLA if loop == "fsla" else SOBA, hvp_method=method, **losses)
     take = run.bilevel.backward if loop == "backward" else run.bilevel.step
@@ -430,16 +430,16 @@ def with_gradients(run):
 @pytest.mark.parametrize("where", ["forward", "backward"])
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("loop", ["step", "backward", "fsla"])
-def test_a_pass_that_is_interrupted_leaves_everything_as_it_was(loop, method, where):
+def test_backward_interrupted_changes_nothing(loop, method, where):
     """Ctrl-C in a notebook, at each pass of a step in turn: every tensor stands before its move or after it."""
-    run, take = begun(loop, method, LOSSES)
+    run, take = start_loop(loop, method, LOSSES)
     take(batch(1), TRUSTED)
     done = with_gradients(run)
     calls = {"left": 0}
     losses = {name: Interrupting(loss, calls, where) for name, loss in LOSSES.items()}
     for number in range(1, 20):
         calls["left"] = 0
-        run, take = begun(loop, method, losses)
+        run, take = start_loop(loop, method, losses)
         saved = with_gradients(run)
         calls["left"] = number
         try:

@@ -17,16 +17,16 @@ def data(batches):
     return [[batch.data for batch in slot] for slot in batches.slots]
 
 
-def test_slots_with_one_batch_share_a_pass_and_equal_data_does_not():
+def test_step_batches_share_a_pass_by_identity_only():
     """A batch is its own identity: tensors of equal numbers may be two draws."""
     problem, at, train, valid = ridge_logistic()
     algorithm = fsla.algorithms.fsla(RATES, momentum="none")
     one = Batch(train)
     shared = StepBatches.of((one,), (valid,), (one,))
-    apart = StepBatches.of((Batch(train),), (valid,), (Batch(train),))
+    separate = StepBatches.of((Batch(train),), (valid,), (Batch(train),))
     state = algorithm.init(problem, at, shared)
     views = []
-    for batches in (shared, apart):
+    for batches in (shared, separate):
         counted = CountedProblem(problem)
         after = algorithm.step(counted, state, batches)
         views.append((counted.calls.inner_views, after.direction))
@@ -35,7 +35,7 @@ def test_slots_with_one_batch_share_a_pass_and_equal_data_does_not():
     assert Batch(train) != Batch(train)
 
 
-def test_step_batches_of_repeats_the_slots_that_are_left_out():
+def test_step_batches_of_missing_slots_reuses_others():
     """hvp repeats inner_grad, mixed_hvp its first, and outer_grad_lam the first of outer_grad_omega."""
     batches = StepBatches.of(("a", "b"), ("x", "y"))
     assert data(batches) == [["a", "b"], ["x", "y"], ["a", "b"], ["x"], ["a"]]
@@ -46,24 +46,24 @@ def test_step_batches_of_repeats_the_slots_that_are_left_out():
     assert data(StepBatches.shared("a", "x")) == [["a"], ["x"], ["a"], ["x"], ["a"]]
 
 
-def test_step_batches_of_gives_each_batch_a_seed_of_its_own():
+def test_step_batches_of_seeds_each_batch():
     """Two draws have two masks; a batch in two slots has one; a seed that a batch brings along stays."""
-    kept, twice = Batch("k", seed=3), Batch("t")
-    batches = StepBatches.of(("a", "b"), (kept,), (twice,), (twice,), ("c",), seed=7)
+    first, twice = Batch("k", seed=3), Batch("t")
+    batches = StepBatches.of(("a", "b"), (first,), (twice,), (twice,), ("c",), seed=7)
     seeds = [batch.seed for slot in batches.slots for batch in slot]
     assert batches.hvp[0] is batches.outer_grad_lam[0]
-    assert batches.outer_grad_omega == (kept,)
+    assert batches.outer_grad_omega == (first,)
     assert len(set(seeds)) == len(seeds) - 1
     assert None not in seeds
-    again = StepBatches.of(("a", "b"), (kept,), (twice,), (twice,), ("c",), seed=7)
+    again = StepBatches.of(("a", "b"), (first,), (twice,), (twice,), ("c",), seed=7)
     assert [batch.seed for slot in again.slots for batch in slot] == seeds
-    other = StepBatches.of(("a", "b"), (kept,), (twice,), (twice,), ("c",), seed=8)
+    other = StepBatches.of(("a", "b"), (first,), (twice,), (twice,), ("c",), seed=8)
     assert [batch.seed for slot in other.slots for batch in slot][2] == 3
     assert not {b.seed for b in other.inner_grad} & {b.seed for b in batches.inner_grad}
     assert {batch.seed for slot in StepBatches.of(("a",), ("x",)).slots for batch in slot} == {None}
 
 
-def test_step_batches_of_keeps_the_number_of_a_batch():
+def test_step_batches_of_keeps_batch_index():
     """SAGA remembers by it what each batch said."""
     batches = StepBatches.of((Batch("a", number=4),), ("x",), seed=1)
     assert [slot[0].number for slot in batches.slots] == [4, None, 4, None, 4]
@@ -74,7 +74,7 @@ def test_step_batches_of_keeps_the_number_of_a_batch():
     ("mode", "expected"),
     [("independent", [0, 1, 2, 3, 4]), ("grouped", [0, 1, 0, 3, 2]), ("shared", [0, 1, 0, 1, 0])],
 )
-def test_step_batches_draw_from_one_stream_in_a_fixed_order(mode, expected):
+def test_step_batches_draw_order_is_fixed(mode, expected):
     """Two sources may draw from one random generator: a run repeats only where the order of draws stays."""
     stream = iter(range(10))
     batches = StepBatches.draw(mode, stream, stream)
@@ -82,14 +82,14 @@ def test_step_batches_draw_from_one_stream_in_a_fixed_order(mode, expected):
     assert batches.mode == mode
 
 
-def test_sampler_draws_what_a_step_reads_in_a_fixed_order():
+def test_sampler_draw_order_is_fixed():
     """Further batches come after those that every step has, those for products last."""
     stream = iter(range(100)).__next__
     sampler = Sampler(BatchSpec(inner_grad=2, outer_grad_omega=2, hvp=3), stream, stream)
     assert data(sampler()) == [[0, 5], [1, 6], [2, 7, 8], [3], [4]]
 
 
-def test_sampler_with_steps_again_repeats_the_batches_of_the_inner_steps():
+def test_sampler_with_steps_again_repeats_inner_batches():
     """Unrolled differentiation is that of the steps that were made: the same batches, with the same masks."""
     stream = iter(range(100)).__next__
     batches = Sampler(BatchSpec(inner_grad=3, hvp=3), stream, stream, "grouped", seed=1, steps_again=True)()
@@ -142,21 +142,21 @@ def gap(x, y):
 
 
 @pytest.mark.parametrize("hvp_method", ["auto", "reverse_over_reverse", "finite_difference"])
-@pytest.mark.parametrize("seeded", [True, False])
-def test_micro_batches_give_the_means_over_their_parts(hvp_method, seeded):
+@pytest.mark.parametrize("has_seed", [True, False])
+def test_micro_batches_average_their_parts(hvp_method, has_seed):
     """Accumulated gradients are those of training on parts one by one; so are products."""
-    problem, at = dropout_problem(hvp_method) if seeded else ridge_problem(hvp_method)
+    problem, at = dropout_problem(hvp_method) if has_seed else ridge_problem(hvp_method)
     parts = [normal(6, 4, seed=j) for j in range(3)]
-    batch = Batch(MicroBatches(parts), 11 if seeded else None)
+    batch = Batch(MicroBatches(parts), 11 if has_seed else None)
     v = some_v(at)
     for level in ("inner_at", "outer_at"):
-        found = everything(getattr(problem, level)(at, batch), v)
-        alone = [everything(getattr(problem, level)(at, Batch(*part)), v) for part in batch.parts]
-        for name, value in found.items():
+        actual = everything(getattr(problem, level)(at, batch), v)
+        of_parts = [everything(getattr(problem, level)(at, Batch(*part)), v) for part in batch.parts]
+        for name, value in actual.items():
             if isinstance(value, torch.Tensor):
-                mean = sum(one[name] for one in alone) / 3
+                mean = sum(one[name] for one in of_parts) / 3
             else:
-                mean = {k: sum(tree.dense(one[name])[k] for one in alone) / 3 for k in value}
+                mean = {k: sum(tree.dense(one[name])[k] for one in of_parts) / 3 for k in value}
             assert gap(value, mean) < (1e-12 if hvp_method != "finite_difference" else 1e-8), (level, name)
 
 
@@ -171,7 +171,7 @@ def ridge_problem(hvp_method):
     )
 
 
-def test_micro_batches_have_masks_of_their_own_and_the_first_that_of_the_whole_batch():
+def test_micro_batches_first_mask_equals_full_batch():
     """Parts with one mask would be correlated; the first keeps it, so that a batch in one part is the batch."""
     problem, at = dropout_problem()
     x = normal(6, 4)
@@ -187,7 +187,7 @@ def test_micro_batches_have_masks_of_their_own_and_the_first_that_of_the_whole_b
 
 
 @pytest.mark.parametrize("name", ["fsla", "soba", "cg"])
-def test_algorithms_step_on_micro_batches_as_on_the_whole_batch(name):
+def test_micro_batches_step_equals_full_batch(name):
     """Without random layers parts are a matter of memory alone."""
     problem, at = ridge_problem("auto")
     algorithm = fsla.algorithms.get_algorithm(name)(RATES)
@@ -202,7 +202,7 @@ def test_algorithms_step_on_micro_batches_as_on_the_whole_batch(name):
     assert gap(one.omega.value, two.omega.value) < 1e-12
 
 
-def test_micro_batches_must_not_be_empty():
+def test_micro_batches_empty_raises():
     """A mean over no parts is no number."""
     with pytest.raises(ValueError, match="must hold at least one batch"):
         MicroBatches([])

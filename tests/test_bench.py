@@ -7,7 +7,17 @@ import pytest
 import torch
 
 from fsla.problems import Batch
-from fsla_benchmarks.steps import PROBLEMS, Asked, case, lines, measure_transformer, race, scaling, table, transformer
+from fsla_benchmarks.steps import (
+    PROBLEMS,
+    BenchRequest,
+    case,
+    lines,
+    measure_transformer,
+    race,
+    scaling,
+    table,
+    transformer,
+)
 from fsla_benchmarks.steps.memory import peak_mb
 from fsla_benchmarks.steps.race import Key
 from fsla_benchmarks.steps.rows import measured
@@ -16,7 +26,7 @@ from fsla_benchmarks.steps.traffic import Machine, predicted, predictions
 from launch import finish, torchrun
 
 
-def test_the_command_prints_a_table_and_writes_rows(tmp_path):
+def test_bench_steps_prints_table_and_writes_rows(tmp_path):
     out = tmp_path / "new" / "rows.json"
     args = ["bench", "steps", "--problems", "softmax,quadratic", "--rounds", "2", "--device", "cpu", "--json", out]
     done = finish(sys.executable, "-m", "fsla", *args)
@@ -30,8 +40,8 @@ def test_the_command_prints_a_table_and_writes_rows(tmp_path):
     assert {r["engine"] for r in rows} == {"eager"}  # a step is captured on a GPU alone
     assert "graph: steps are captured on a GPU alone" in done.stdout
     assert "soba" in done.stdout
-    front = {r["method"] for r in rows if "front end" in r["method"] and r["problem"] == "softmax"}
-    assert front == {"front end soba", "front end fsla", "passes of front end soba", "passes of front end fsla"}
+    methods = {r["method"] for r in rows if "module" in r["method"] and r["problem"] == "softmax"}
+    assert methods == {"module soba", "module fsla", "passes of module soba", "passes of module fsla"}
     by_differences = [r for r in rows if r["method"].endswith("difference")]
     assert {(r["method"], r["momentum"]) for r in by_differences} == {
         ("soba, difference", None),
@@ -40,13 +50,13 @@ def test_the_command_prints_a_table_and_writes_rows(tmp_path):
     }
 
 
-def test_an_unknown_problem_gets_one_message():
+def test_bench_steps_unknown_problem_exits_with_message():
     done = finish(sys.executable, "-m", "fsla", "bench", "steps", "--problems", "cn")
     assert done.returncode == 2
     assert "Did you mean 'cnn'" in done.stderr
 
 
-def test_every_problem_has_a_step():
+def test_bench_steps_every_problem_steps():
     for name in PROBLEMS:
         c = case(name, torch.device("cpu"))
         assert c.problem.inner_at(c.at, Batch(c.inner())).value.isfinite()
@@ -55,16 +65,16 @@ def test_every_problem_has_a_step():
 
 
 @pytest.mark.parametrize(("varies", "values"), [("samples", (300, 5000)), ("parameters", (2, 4)), ("K", (1, 2))])
-def test_scalings_have_an_sgd_step_beside_each(varies, values, monkeypatch):
+def test_bench_steps_scalings_include_sgd_baseline(varies, values, monkeypatch):
     monkeypatch.setattr(table, "case", lambda name, device, n, width: case(name, device, n, min(width, 4)))
     rows = scaling(varies, 1, torch.device("cpu"), lambda text: None, values)
     assert {r.varies for r in rows} == {varies}
     assert [r.ratio for r in rows if r.method == "sgd"] == [1.0, 1.0]
-    found = list(dict.fromkeys(r.n for r in rows))
-    assert found == list(values) if varies != "parameters" else found[0] < found[1]
+    counts = list(dict.fromkeys(r.n for r in rows))
+    assert counts == list(values) if varies != "parameters" else counts[0] < counts[1]
 
 
-def test_memory_is_that_of_the_tensors():
+def test_bench_steps_memory_equals_tensor_bytes():
     def f():
         a = torch.ones(250_000)  # 1 MB
         b = a + 1
@@ -95,54 +105,54 @@ def raced(monkeypatch, seconds, units):
     return dict(zip(timed, rows, strict=True))
 
 
-def test_a_compiled_step_is_counted_in_compiled_sgd_steps(monkeypatch):
+def test_bench_steps_compiled_step_is_relative_to_compiled_sgd(monkeypatch):
     compiled, captured, eager = (Key("sgd", engine=e) for e in ("compile", "graph", "eager"))
-    ours = {e: Key("fsla", "none", "shared", e) for e in ("compile", "graph", "eager")}
-    seconds = {captured: 2.0, compiled: 1.0, eager: 4.0, ours["graph"]: 6.0, ours["compile"]: 5.0, ours["eager"]: 8.0}
+    keys = {e: Key("fsla", "none", "shared", e) for e in ("compile", "graph", "eager")}
+    seconds = {captured: 2.0, compiled: 1.0, eager: 4.0, keys["graph"]: 6.0, keys["compile"]: 5.0, keys["eager"]: 8.0}
     rows = raced(monkeypatch, seconds, _units)
-    assert [(rows[k].ratio, rows[k].unit, rows[k].plain_ratio) for k in ours.values()] == [
+    assert [(rows[k].ratio, rows[k].unit, rows[k].plain_ratio) for k in keys.values()] == [
         (5.0, "sgd, compile", 2.5),
         (3.0, "sgd, graph", None),
         (4.0, "sgd, graph", None),
     ]
     assert rows[compiled].ratio == rows[captured].ratio == 1.0
     del seconds[compiled]
-    assert raced(monkeypatch, seconds, _units)[ours["compile"]].ratio == 2.5
-    assert rows[ours["compile"]].ms == pytest.approx(5000)
+    assert raced(monkeypatch, seconds, _units)[keys["compile"]].ratio == 2.5
+    assert rows[keys["compile"]].ms == pytest.approx(5000)
     del seconds[captured]
-    assert raced(monkeypatch, seconds, _units)[ours["eager"]].ratio == 2.0
+    assert raced(monkeypatch, seconds, _units)[keys["eager"]].ratio == 2.0
 
 
-def test_the_transformer_is_counted_in_adamw_steps():
+def test_bench_steps_transformer_is_relative_to_adamw():
     rows, notes = measure_transformer(1, torch.device("cpu"), lambda text: None, autocast=True)
     assert not notes
-    found = {(r.method, r.precision): r for r in rows}
+    by_method = {(r.method, r.precision): r for r in rows}
     for precision in ("float32", "bfloat16"):
-        assert found["adamw", precision].ratio == found["adamw", precision].peak_ratio == 1.0
-        assert found["soba, difference", precision].unit == "adamw"
-        assert found["fsla, difference", precision].momentum == "none"
-    assert found["soba, exact", "float32"].peak_ratio > found["soba, difference", "float32"].peak_ratio > 0
-    assert ("soba, exact", "bfloat16") not in found
+        assert by_method["adamw", precision].ratio == by_method["adamw", precision].peak_ratio == 1.0
+        assert by_method["soba, difference", precision].unit == "adamw"
+        assert by_method["fsla, difference", precision].momentum == "none"
+    assert by_method["soba, exact", "float32"].peak_ratio > by_method["soba, difference", "float32"].peak_ratio > 0
+    assert ("soba, exact", "bfloat16") not in by_method
     assert all(r.peak_mb > r.memory_mb > 0 for r in rows)
     assert len(lines(rows)) == len(rows) + 1
 
 
-def test_the_states_of_a_run_are_part_of_its_peak():
+def test_bench_steps_peak_includes_state():
     setting = transformer.Setting.on(torch.device("cpu"), None)
     run = transformer.AdamWRun(setting, compiled=False)
     run.advance(1)
     n = sum(t.numel() for t in setting.weights().values())
-    assert sum(t.numel() for t in run.held()) == pytest.approx(3 * n, rel=0.01)  # parameters and two moments
-    ours = transformer.BilevelRun(
+    assert sum(t.numel() for t in run.state_tensors()) == pytest.approx(3 * n, rel=0.01)  # parameters and two moments
+    bilevel_run = transformer.BilevelRun(
         setting, setting.network(compiled=False), transformer._ALGORITHMS["soba"], "finite_difference"
     )
-    ours.advance(1)
-    assert sum(t.numel() for t in ours.held()) == pytest.approx(2 * n, rel=0.01)  # ω and v
-    ours.move(torch.device("cpu"))
-    ours.advance(1)
+    bilevel_run.advance(1)
+    assert sum(t.numel() for t in bilevel_run.state_tensors()) == pytest.approx(2 * n, rel=0.01)  # ω and v
+    bilevel_run.move(torch.device("cpu"))
+    bilevel_run.advance(1)
 
 
-def test_what_cannot_be_measured_is_noted(monkeypatch):
+def test_bench_steps_failed_measurement_is_noted(monkeypatch):
     class Fails:
         def init(self, problem, at, batches):
             raise torch.cuda.OutOfMemoryError("CUDA out of memory\nand more lines")
@@ -154,17 +164,17 @@ def test_what_cannot_be_measured_is_noted(monkeypatch):
     assert len(notes) == 2
 
 
-def test_what_is_asked_for_is_checked_at_once():
+def test_bench_steps_invalid_choice_fails_early():
     for problems, engines, scalings, text in (
         (("transfomer",), (), (), "Did you mean 'transformer'"),
         (("cnn",), ("auto",), (), "engine must be one of"),
         (("cnn",), ("eager",), ("k",), "scaling must be one of"),
     ):
         with pytest.raises(ValueError, match=text):
-            Asked(problems, engines, scalings)
+            BenchRequest(problems, engines, scalings)
 
 
-def test_steps_by_the_number_of_weights_are_timed():
+def test_bench_steps_times_by_number_of_weights():
     small, large = measured([300, 5000], rounds=2, turn=1)
     assert (small.n, large.n) == (300, 5000)
     assert small.bytes == large.bytes == 12
@@ -172,17 +182,17 @@ def test_steps_by_the_number_of_weights_are_timed():
     assert min(small.ms, large.ms, small.swept_ms, large.swept_ms) > 0
 
 
-def test_what_ranks_send_is_what_the_formulas_say():
-    torchrun("-m", "fsla_benchmarks.steps.ranks", "traffic")
+def test_bench_ranks_traffic_matches_formula():
+    torchrun("-m", "fsla_benchmarks.steps.distributed", "traffic")
 
 
-def test_what_is_predicted_of_many_gpus():
-    found = {
-        (way, world): predicted(Machine(1e14), way, 1e8, 4096, world, "fsla").efficiency
-        for way in ("plain", "replicas", "shards")
+def test_bench_ranks_prediction_for_many_gpus():
+    efficiencies = {
+        (replication, world): predicted(Machine(1e14), replication, 1e8, 4096, world, "fsla").efficiency
+        for replication in ("plain", "replicas", "shards")
         for world in (1, 8, 64)
     }
-    for way in ("plain", "replicas", "shards"):
-        assert found[way, 1] == 1.0 >= found[way, 8] >= found[way, 64] > 0
-    assert found["plain", 64] < found["replicas", 64]
+    for replication in ("plain", "replicas", "shards"):
+        assert efficiencies[replication, 1] == 1.0 >= efficiencies[replication, 8] >= efficiencies[replication, 64] > 0
+    assert efficiencies["plain", 64] < efficiencies["replicas", 64]
     assert len(list(predictions())) == 10

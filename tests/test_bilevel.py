@@ -45,8 +45,8 @@ class Mixed(nn.Module):
         self.alpha = nn.Parameter(torch.zeros(2, dtype=F64))
 
     def forward(self, x):
-        share = self.alpha.softmax(0)
-        return share[0] * self.first(x) + share[1] * self.second(x).tanh()
+        mix = self.alpha.softmax(0)
+        return mix[0] * self.first(x) + mix[1] * self.second(x).tanh()
 
 
 def mixed_inner(model, alpha, batch):
@@ -58,7 +58,7 @@ def mixed_outer(model, alpha, batch):
 
 
 @pytest.mark.parametrize("hvp_method", ["autograd", "finite_difference"])
-def test_a_parameter_inside_the_model_is_outer_and_the_rest_is_inner(hvp_method):
+def test_outer_parameter_inside_model_leaves_rest_inner(hvp_method):
     """Both optimisers would move it otherwise."""
     model = Mixed()
     assert_moves = copy.deepcopy(model.state_dict())
@@ -74,12 +74,12 @@ def test_a_parameter_inside_the_model_is_outer_and_the_rest_is_inner(hvp_method)
         opt.step(TRAIN, TRUSTED)
     assert list(opt.hypergradient) == ["outer"]
     assert sorted(opt.adjoint) == ["first.bias", "first.weight", "second.bias", "second.weight"]
-    held = {p for group in opt.inner_optimizer.param_groups for p in group["params"]}
-    assert model.alpha not in held
+    inner_parameters = {p for group in opt.inner_optimizer.param_groups for p in group["params"]}
+    assert model.alpha not in inner_parameters
     assert all(not torch.equal(t, assert_moves[name]) for name, t in model.state_dict().items())
 
 
-def test_hypergradient_of_a_parameter_inside_the_model_is_that_of_one_outside():
+def test_hypergradient_of_parameter_inside_model_equals_outside():
     """What λ is called must not change its derivative."""
     model = Mixed()
     opt = SOBA(model, model.alpha, inner_loss=mixed_inner, outer_loss=mixed_outer, hvp_method="autograd")
@@ -104,7 +104,7 @@ class Wrapped(DistributedDataParallel):
         return self.module(x)
 
 
-def test_a_parameter_inside_a_replicated_model_is_refused():
+def test_outer_parameter_inside_ddp_model_raises():
     """DistributedDataParallel would reduce its gradient as one of ω."""
     model = Wrapped(Mixed())
     with pytest.raises(ValueError, match=r"Under \w+ the outer parameters must not lie inside.*Keep them in a module"):
@@ -112,7 +112,7 @@ def test_a_parameter_inside_a_replicated_model_is_refused():
 
 
 @pytest.mark.parametrize("outer_optimizer", [None, partial(SGD, lr=5.0)])
-def test_projection_keeps_the_outer_variable_in_its_set(outer_optimizer):
+def test_projection_bounds_outer_variable(outer_optimizer):
     """From the first step on, also where a torch optimiser moves it."""
     weights = ClassWeights()
     nn.init.constant_(weights.w, 2.0)
@@ -126,7 +126,7 @@ def test_projection_keeps_the_outer_variable_in_its_set(outer_optimizer):
 # --------------------------------------------------------------------------------------------------------- what it says
 
 
-def test_repr_says_what_it_is_and_costs():
+def test_repr_shows_algorithm_and_cost():
     """A user sees at once what moves what, and what a step costs."""
     opt = make(hvp_method="finite_difference", outer_every=8, inner_optimizer=partial(SGD, lr=0.1))
     assert repr(opt).splitlines() == [
@@ -151,20 +151,20 @@ def test_repr_says_what_it_is_and_costs():
         ({"algorithm": fsla.algorithms.soba(fsla.steps.constant(1, 1, 1))}, ["outer: 3 parameters, moved by Grad"]),
     ],
 )
-def test_repr_names_the_algorithm_as_its_user_does(options, lines):
+def test_repr_shows_algorithm_by_registered_name(options, lines):
     """By the name or the class that was given."""
     text = repr(make(BilevelOptimizer, **options))
     assert all(line in text for line in lines), text
 
 
-def test_repr_of_an_optimizer_of_closures_says_who_moves_the_model():
+def test_repr_without_losses_names_inner_optimizer():
     """Nothing here moves ω."""
     text = repr(SOBA(network(), ClassWeights()))
     assert "inner: 51 parameters, moved by the loop that calls" in text
 
 
 @pytest.mark.parametrize("name", list_algorithms())
-def test_cost_of_every_algorithm_with_automatic_steps_is_known(name):
+def test_repr_shows_cost_of_every_automatic_algorithm(name):
     """The toy problem on which a step is counted must suit them all."""
     try:
         opt = make(BilevelOptimizer, algorithm=name)
@@ -178,17 +178,17 @@ def test_cost_of_every_algorithm_with_automatic_steps_is_known(name):
 
 
 @pytest.mark.parametrize("name", ["one_step", "soba", "ma_soba", "fsla", "single_loop", "amigo", "cg", "aid_bio"])
-def test_algorithm_by_name_is_the_registered_one(name):
+def test_algorithm_by_name_equals_registered(name):
     """Where its step sizes are automatic."""
     by_name = make(BilevelOptimizer, algorithm=name, hvp_method="autograd")
-    given = make(BilevelOptimizer, algorithm=get_algorithm(name)(), hvp_method="autograd")
-    for opt in (by_name, given):
+    by_object = make(BilevelOptimizer, algorithm=get_algorithm(name)(), hvp_method="autograd")
+    for opt in (by_name, by_object):
         for k in range(3):
             opt.step(TRAIN, TRUSTED, independent_batches=(TRAIN, TRUSTED), seed=k)
-    assert torch.equal(by_name.hypergradient["w"], given.hypergradient["w"])
+    assert torch.equal(by_name.hypergradient["w"], by_object.hypergradient["w"])
 
 
-def test_algorithm_of_a_name_that_needs_step_sizes_is_refused_with_the_remedy():
+def test_algorithm_by_name_without_automatic_steps_raises():
     """The message shows what to write instead."""
     with pytest.raises(TypeError, match=r"algorithm='saba' has no automatic.*fsla.algorithms.saba\(fsla.steps"):
         make(BilevelOptimizer, algorithm="saba")
@@ -203,7 +203,7 @@ def functional_loss(net, omega, batch, weights, ridge):
     return (weights * losses).mean() + ridge * sum(t.square().sum() for t in omega.values())
 
 
-def test_algorithm_object_moves_the_module_as_it_moves_trees():
+def test_algorithm_object_on_module_equals_trees():
     """stocBiO needs several batches of a kind, which `advance` takes one by one."""
     algorithm = fsla.algorithms.stocbio(fsla.steps.constant(0.1, 0.1, 0.1), inner_steps=2, hvp_steps=2)
     halves = [tuple(t[i::2] for t in TRAIN) for i in range(2)]
@@ -258,27 +258,27 @@ class Ridge:
 
 
 @pytest.mark.parametrize("in_loss", [False, True])
-def test_solve_finds_the_minimum_of_ridge_regression(in_loss):
+def test_solve_ridge_reaches_minimum(in_loss):
     """Also where the penalty is the optimiser's weight decay, which is part of what training minimises."""
     problem = Ridge(0.1, in_loss=in_loss)
     nn.init.normal_(problem.weights.w, generator=torch.Generator().manual_seed(0))
     opt = problem.bilevel()
-    held = torch.ones_like(problem.model.weight)
-    problem.model.weight.grad = held
+    weights = torch.ones_like(problem.model.weight)
+    problem.model.weight.grad = weights
     opt.solve(None, tol=1e-7)
     torch.testing.assert_close(problem.model.weight.detach()[0], problem.closed_form(), rtol=1e-6, atol=1e-7)
-    assert problem.model.weight.grad is held
+    assert problem.model.weight.grad is weights
     assert opt.step_count == 0
 
 
-def test_solve_that_does_not_converge_warns():
+def test_solve_without_convergence_warns():
     """Weights must not be judged by a model that is half trained."""
     with pytest.warns(fsla.ConvergenceWarning, match=r"after 2 iterations.*Raise max_iter= or tol="):
         Ridge(0.01, in_loss=True).bilevel().solve(None, max_iter=2)
 
 
 @pytest.mark.parametrize("in_loss", [False, True])
-def test_check_hypergradient_finds_the_estimators_exact_on_a_module(in_loss):
+def test_check_hypergradient_on_module_matches_exact(in_loss):
     """With the ridge of weight decay too, whose curvature v must know; nothing of the module changes."""
     problem = Ridge(0.3, in_loss=in_loss)
     opt = problem.bilevel(hvp_method="autograd")
@@ -331,7 +331,7 @@ def numbers(opt):
 
 
 @pytest.mark.parametrize("name", STATES)
-def test_state_dict_is_a_plain_dict_from_which_a_run_goes_on_exactly(name):
+def test_state_dict_through_torch_save_resumes_exactly(name):
     """Written by torch.save and read with weights_only=True, as Accelerate, Lightning and scripts keep it."""
     kind, options = STATES[name]
 
@@ -348,9 +348,9 @@ def test_state_dict_is_a_plain_dict_from_which_a_run_goes_on_exactly(name):
     torch.manual_seed(4)
     take(opt, range(17))
     file = io.BytesIO()
-    kept = {"opt": opt.state_dict(), "model": opt.model.state_dict(), "outer": opt.outer.state_dict()}
-    torch.save(kept | {"random": torch.get_rng_state()}, file)
-    assert type(kept["opt"]) is dict
+    states = {"opt": opt.state_dict(), "model": opt.model.state_dict(), "outer": opt.outer.state_dict()}
+    torch.save(states | {"random": torch.get_rng_state()}, file)
+    assert type(states["opt"]) is dict
     take(opt, range(17, 40))
     expected = numbers(opt)
     file.seek(0)
@@ -365,7 +365,7 @@ def test_state_dict_is_a_plain_dict_from_which_a_run_goes_on_exactly(name):
         assert torch.equal(a, b)
 
 
-def test_state_dict_holds_no_optimiser_that_was_given():
+def test_state_dict_omits_optimizer_of_user():
     """Its owner saves it; two copies would disagree."""
     model = network()
     optimizer = Adam(model.parameters(), lr=0.01)
@@ -394,7 +394,7 @@ def test_state_dict_holds_no_optimiser_that_was_given():
         (lambda: make(hvp_method="finite_difference"), "hvp_method: 'auto' there"),
     ],
 )
-def test_load_state_dict_refuses_another_run_and_sets_nothing(other, text):
+def test_load_state_dict_of_other_run_raises_and_sets_nothing(other, text):
     """The message names what differs."""
     opt = make()
     opt.step(TRAIN, TRUSTED)
@@ -407,20 +407,20 @@ def test_load_state_dict_refuses_another_run_and_sets_nothing(other, text):
     assert other.state is None
 
 
-def test_load_state_dict_leaves_the_saved_tensors_alone():
+def test_load_state_dict_keeps_saved_tensors():
     """A state that is kept in memory must serve twice."""
     opt = make(inner_optimizer=partial(Adam, lr=0.01), adjoint_optimizer=partial(SGD, lr=0.1, momentum=0.9))
     for _ in range(3):
         opt.step(TRAIN, TRUSTED)
     state = copy.deepcopy(opt.state_dict())
-    kept = {path: t.clone() for path, t in state["tensors"].items()}
+    before = {path: t.clone() for path, t in state["tensors"].items()}
     opt.load_state_dict(state)
     for _ in range(3):
         opt.step(TRAIN, TRUSTED)
-    assert all(torch.equal(t, kept[path]) for path, t in state["tensors"].items())
+    assert all(torch.equal(t, before[path]) for path, t in state["tensors"].items())
 
 
-def test_state_dict_loads_where_a_scheduler_has_changed_the_optimiser_s_numbers():
+def test_state_dict_loads_after_scheduler_changes_lr():
     """OneCycleLR adds to the groups of an optimiser and moves its momentum; that is no other run."""
     opt = make(inner_optimizer=partial(SGD, lr=0.1, momentum=0.9))
     scheduler = torch.optim.lr_scheduler.OneCycleLR(opt.inner_optimizer, 0.1, total_steps=20)
@@ -455,7 +455,7 @@ class Passes:
         (FSLA, "finite_difference", 4, 1),
     ],
 )
-def test_step_passes_as_often_as_its_oracles_need(kind, hvp_method, inner, outer):
+def test_step_runs_as_many_passes_as_oracles(kind, hvp_method, inner, outer):
     """One pass serves several oracles; F that does not read λ is not passed over for ∂_λ F."""
     inner_passes, outer_passes = Passes(inner_loss), Passes(lambda m, w, b: cross_entropy(m, b).mean())
     opt = make(

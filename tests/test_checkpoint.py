@@ -47,29 +47,29 @@ VALUE = {
 }
 
 
-def said(x) -> object:
+def with_sign(x) -> object:
     """All that a nest is: types, names, numbers and the bits of its tensors."""
     if isinstance(x, torch.Tensor):
         return "tensor", str(x.dtype), tuple(x.shape), bytes(x.reshape(-1).view(torch.uint8).tolist())
     if isinstance(x, AlternatingState | fsla.Point):
-        return type(x).__name__, tuple(said(getattr(x, f.name)) for f in fields(x))
+        return type(x).__name__, tuple(with_sign(getattr(x, f.name)) for f in fields(x))
     if isinstance(x, Mapping):
-        return isinstance(x, Counter), tuple((name, said(part)) for name, part in x.items())
+        return isinstance(x, Counter), tuple((name, with_sign(part)) for name, part in x.items())
     if isinstance(x, tuple | list):
-        return type(x).__name__, tuple(map(said, x))
+        return type(x).__name__, tuple(map(with_sign, x))
     return type(x).__name__, repr(x)
 
 
 @pytest.mark.parametrize("kind", [Path, str])
-def test_every_kind_of_value_comes_back(tmp_path, kind):
+def test_checkpoint_round_trip_keeps_every_type(tmp_path, kind):
     save_checkpoint(kind(tmp_path / "x"), VALUE)
-    found = load_checkpoint(kind(tmp_path / "x"))
-    assert said(found) == said(VALUE)
-    assert found["state"].lam.value["b"] is found["state"].direction["b"]
+    loaded = load_checkpoint(kind(tmp_path / "x"))
+    assert with_sign(loaded) == with_sign(VALUE)
+    assert loaded["state"].lam.value["b"] is loaded["state"].direction["b"]
     assert [f.name for f in tmp_path.iterdir()] == ["x"]
 
 
-def test_load_checkpoint_refuses_a_flipped_bit_in_any_byte(tmp_path):
+def test_load_checkpoint_with_flipped_bit_raises(tmp_path):
     """One bit flipped, each bit of a byte in turn over the bytes of the file."""
     save_checkpoint(tmp_path / "x", VALUE)
     whole = (tmp_path / "x").read_bytes()
@@ -85,7 +85,7 @@ def test_load_checkpoint_refuses_a_flipped_bit_in_any_byte(tmp_path):
     assert len(refused) == len(whole)
 
 
-def test_a_file_that_is_cut_off_or_too_long_is_refused(tmp_path):
+def test_load_checkpoint_of_wrong_length_raises(tmp_path):
     save_checkpoint(tmp_path / "x", VALUE)
     whole = (tmp_path / "x").read_bytes()
     for damaged in (b"", b"junk", *(whole[:n] for n in range(1, len(whole), 37)), whole + b"0", whole[8:]):
@@ -119,7 +119,7 @@ DEEPER = b'{"tuple": [' * 50_000 + b"1" + b"]}" * 50_000
     ],
     ids=lambda nest: (nest if isinstance(nest, bytes) else json.dumps(nest).encode()).decode("latin1")[:30],
 )  # fmt: skip
-def test_a_malformed_nest_is_refused(tmp_path, nest):
+def test_load_checkpoint_of_malformed_tree_raises(tmp_path, nest):
     path = crafted(tmp_path / "x", nest, **{"0": torch.ones(1)})
     with pytest.raises(CheckpointError, match=rf"Cannot read {re.escape(str(path))}: .* Remove it"):
         load_checkpoint(path)
@@ -151,14 +151,14 @@ def folder(tmp_path_factory):
 
 @settings(max_examples=300, deadline=None, derandomize=True)
 @given(nest=NESTS)
-def test_any_nest_is_loaded_or_refused(folder, nest):
+def test_load_checkpoint_of_random_tree_loads_or_raises(folder, nest):
     path = crafted(folder / "x", nest, **{"0": torch.ones(1)})
     try:
         value = load_checkpoint(path)
     except CheckpointError:
         return
     save_checkpoint(folder / "y", value)
-    assert said(load_checkpoint(folder / "y")) == said(value)
+    assert with_sign(load_checkpoint(folder / "y")) == with_sign(value)
 
 
 def nested(levels: int) -> object:
@@ -182,18 +182,18 @@ def nested(levels: int) -> object:
     ],
     ids=lambda x: x if isinstance(x, str) else type(x).__name__,
 )
-def test_what_no_checkpoint_holds_is_refused_before_a_file_is_touched(tmp_path, value, why):
+def test_save_checkpoint_of_unsupported_type_writes_nothing(tmp_path, value, why):
     with pytest.raises(TypeError, match=why):
         save_checkpoint(tmp_path / "x", value)
     assert not list(tmp_path.iterdir())
 
 
-def test_the_deepest_nest_comes_back(tmp_path):
+def test_checkpoint_round_trip_at_maximum_depth(tmp_path):
     save_checkpoint(tmp_path / "x", nested(100))
     assert load_checkpoint(tmp_path / "x") == nested(100)
 
 
-def test_a_full_disk_leaves_the_previous_checkpoint(tmp_path, monkeypatch):
+def test_save_checkpoint_on_full_disk_keeps_previous(tmp_path, monkeypatch):
     save_checkpoint(tmp_path / "x", 1)
 
     def full(descriptor):
@@ -208,19 +208,19 @@ def test_a_full_disk_leaves_the_previous_checkpoint(tmp_path, monkeypatch):
         save_checkpoint(tmp_path / "absent" / "x", 2)
 
 
-def test_temporary_files_of_dead_processes_are_removed(tmp_path):
+def test_save_checkpoint_removes_orphaned_temporary_files(tmp_path):
     child = subprocess.run([sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, check=True)
     dead = int(child.stdout)
     start, end = f".fsla-{files._host()}", f"{'0' * 16}.tmp"
-    kept = {f".x{start}-{os.getpid()}-{end}", f".x.{dead}.tmp", "x.tmp", f".x.fsla-0123abcd-{dead}-{end}"}
-    gone = {f".x{start}-{dead}-{end}", f".y.part{start}-{dead}-{end}"}
-    for name in kept | gone:
+    remaining = {f".x{start}-{os.getpid()}-{end}", f".x.{dead}.tmp", "x.tmp", f".x.fsla-0123abcd-{dead}-{end}"}
+    removed = {f".x{start}-{dead}-{end}", f".y.part{start}-{dead}-{end}"}
+    for name in remaining | removed:
         (tmp_path / name).write_text("")
     save_checkpoint(tmp_path / "x", 1)
-    assert {f.name for f in tmp_path.iterdir()} == kept | {"x"}
+    assert {f.name for f in tmp_path.iterdir()} == remaining | {"x"}
 
 
-def test_load_checkpoint_changes_no_folder(tmp_path):
+def test_load_checkpoint_writes_nothing(tmp_path):
     """Reading must not remove what a process writes that this one cannot see."""
     save_checkpoint(tmp_path / "x", 1)
     dead = subprocess.Popen([sys.executable, "-c", ""])
@@ -232,7 +232,7 @@ def test_load_checkpoint_changes_no_folder(tmp_path):
     assert {f.name for f in tmp_path.iterdir()} == {"x", *others}
 
 
-def test_save_checkpoint_refuses_a_link(tmp_path):
+def test_save_checkpoint_to_link_raises(tmp_path):
     """The file that it names would be replaced."""
     (tmp_path / "victim").write_text("precious")
     (tmp_path / "x").symlink_to(tmp_path / "victim")

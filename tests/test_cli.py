@@ -239,7 +239,7 @@ def test_a_full_disk_is_said_with_what_to_do(tmp_path, inside, monkeypatch):
     def full(path, *args):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
 
-    monkeypatch.setattr("fsla_benchmarks.steps.asked.measure", lambda *args, **more: ([], []))
+    monkeypatch.setattr("fsla_benchmarks.steps.request.measure", lambda *args, **more: ([], []))
     monkeypatch.setattr("fsla_benchmarks.steps.save", full)
     code, _, err = inside("bench", "steps", "--json", str(tmp_path / "rows.json"))
     assert code == 2
@@ -251,7 +251,7 @@ def test_a_full_disk_is_said_with_what_to_do(tmp_path, inside, monkeypatch):
 
 
 def test_a_benchmark_into_a_pipe_leaves_the_pipe(inside, monkeypatch, tmp_path):
-    monkeypatch.setattr("fsla_benchmarks.steps.asked.measure", lambda *args, **more: ([], []))
+    monkeypatch.setattr("fsla_benchmarks.steps.request.measure", lambda *args, **more: ([], []))
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     seen = []
@@ -267,7 +267,7 @@ def test_a_benchmark_into_a_pipe_leaves_the_pipe(inside, monkeypatch, tmp_path):
 
 @pytest.mark.parametrize("path", ["/proc/nowhere/rows.json", "/proc/rows.json", "/dev/null/rows.json", "/"])
 def test_a_benchmark_that_could_not_be_written_is_not_measured(path, inside, monkeypatch):
-    monkeypatch.setattr("fsla_benchmarks.steps.asked.measure", lambda *args, **more: pytest.fail("measured"))
+    monkeypatch.setattr("fsla_benchmarks.steps.request.measure", lambda *args, **more: pytest.fail("measured"))
     code, _, err = inside("bench", "steps", "--json", path)
     assert code == 2
     assert f"fsla: {path} must be usable" in err
@@ -330,7 +330,7 @@ def test_a_cleaning_figure_from_one_command(tmp_path):
     assert (out / "overview.png").read_bytes().startswith(b"\x89PNG")
     summary = json.loads((out / "summary.json").read_text())
     assert len(summary["runs"]) == 6
-    held = {c["claim"]: c["held"] for c in summary["claims"]}
+    held = {c["claim"]: c["holds"] for c in summary["claims"]}
     assert held["Cleaning helps (not a claim of the paper's)"] is True
     assert held["… also without momentum"] is False  # what does not hold is said
     held = json.loads((out / "spec.json").read_text())

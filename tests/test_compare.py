@@ -41,21 +41,21 @@ def command(monkeypatch, capsys):
 
 def without_seconds(folder):
     """The records of every run, without what the clock said."""
-    found = {}
+    records = {}
     for path in sorted((folder / "runs").iterdir()):
         lines = [json.loads(line) for line in path.read_text().splitlines()[:-1]]
-        found[path.name] = [{name: x for name, x in line.items() if name != "seconds"} for line in lines]
-    return found
+        records[path.name] = [{name: x for name, x in line.items() if name != "seconds"} for line in lines]
+    return records
 
 
-def test_every_algorithm_has_a_row():
+def test_compare_methods_cover_every_algorithm():
     assert {*list_algorithms(), "fsla_automatic", "soba_automatic"} == set(METHODS)
     for method in METHODS.values():
         assert set(method.searched) <= {*RANGES, "power"}
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_every_method_runs_on_a_problem_and_keeps_its_budget(name):
+def test_compare_method_stays_within_budget(name):
     data = LeastSquares.draw(0, rows=64, p=2, n=3)
     task = least_squares(data)
     assert METHODS[name].takes(task)
@@ -68,16 +68,16 @@ def test_every_method_runs_on_a_problem_and_keeps_its_budget(name):
     assert last.at is None or not torch.equal(last.at.lam["lam"], task.start.lam["lam"])
 
 
-def test_the_command_leaves_records_a_summary_and_figures(tmp_path, command):
+def test_compare_command_writes_records_summary_and_figures(tmp_path, command):
     out = tmp_path / "out"
     args = "--out", str(out), "--algorithms", "soba, single_loop,fsla_automatic", "--problems", "quadratic,sources"
-    code, said, wrong = command(*args, "--seeds", "1")
+    code, output, wrong = command(*args, "--seeds", "1")
     assert (code, wrong) == (0, "")
-    assert "4 searches of 2 runs and 6 runs, each of 200 oracle calls" in said
+    assert "4 searches of 2 runs and 6 runs, each of 200 oracle calls" in output
     names = ("compare-quadratic", "compare-sources", "compare-profiles", "compare-ranks")
     for name in names:
         assert (out / f"{name}.png").read_bytes().startswith(b"\x89PNG")
-        assert f"{name}.png" in said
+        assert f"{name}.png" in output
     numbers = json.loads((out / "summary.json").read_text())
     assert {row["algorithm"] for row in numbers["overall"]} == {"soba", "single_loop", "fsla_automatic"}
     assert len(numbers["rows"]) == 6
@@ -90,16 +90,16 @@ def test_the_command_leaves_records_a_summary_and_figures(tmp_path, command):
     before = {p.name: p.stat().st_mtime_ns for p in (out / "runs").iterdir()}
     assert len(before) == 2 + 4 + 6
     (out / "runs" / "quadratic-soba-seed1.jsonl").unlink()
-    kept = without_seconds(out)
+    records_before = without_seconds(out)
     assert command(*args, "--seeds", "1")[0] == 0
     after = {p.name: p.stat().st_mtime_ns for p in (out / "runs").iterdir()}
     assert [name for name in before if before[name] != after[name]] == ["quadratic-soba-seed1.jsonl"]
-    assert {name: x for name, x in without_seconds(out).items() if name in kept} == kept
-    code, said, _ = command("--out", str(out), "--scale", "paper", "--problems", "quadratic")
+    assert {name: x for name, x in without_seconds(out).items() if name in records_before} == records_before
+    code, output, _ = command("--out", str(out), "--scale", "paper", "--problems", "quadratic")
     assert code == 2  # one folder holds one scale
 
 
-def test_a_killed_run_and_two_processes_give_the_same_records(tmp_path):
+def test_compare_killed_or_parallel_run_has_same_records(tmp_path):
     carry_out(prepare(tmp_path / "one", SMALL))
     stopped = prepare(tmp_path / "two", SMALL)
 
@@ -124,7 +124,7 @@ def test_a_killed_run_and_two_processes_give_the_same_records(tmp_path):
         (["--jobs", "0"], "--jobs"),
     ],
 )
-def test_bad_input_gets_one_message(args, text, tmp_path, command, monkeypatch):
+def test_compare_invalid_option_exits_with_message(args, text, tmp_path, command, monkeypatch):
     monkeypatch.chdir(tmp_path)
     code, _, wrong = command("--out", "x", *args)
     assert code == 2
@@ -133,7 +133,7 @@ def test_bad_input_gets_one_message(args, text, tmp_path, command, monkeypatch):
     assert not list(tmp_path.iterdir())
 
 
-def test_mnist_is_left_out_where_there_is_none_and_the_reason_is_said(tmp_path):
+def test_compare_without_mnist_skips_it_with_reason(tmp_path):
     spec = CompareSpec("paper", algorithms=("soba",))
     plan = prepare(tmp_path / "out", spec, tmp_path / "nowhere")
     assert list(plan.tasks) == [name for name in PROBLEMS if name != "cleaning_mnist"]
@@ -141,7 +141,7 @@ def test_mnist_is_left_out_where_there_is_none_and_the_reason_is_said(tmp_path):
     assert "cleaning_mnist" not in prepare(tmp_path / "smoke", CompareSpec()).tasks
 
 
-def test_what_goes_wrong_in_a_worker_is_one_message(tmp_path):
+def test_compare_worker_error_exits_with_message(tmp_path):
     plan = prepare(tmp_path / "out", CompareSpec(seeds=1, algorithms=("soba",), problems=("quadratic",)))
     setting = {**dict.fromkeys(RANGES, 1.0), "outer_lr": -1.0, "power": 0.0}
     trial = {"problem": "quadratic", "algorithm": "soba", "kind": "trial", "setting": setting, "value": 1.0}
@@ -151,7 +151,7 @@ def test_what_goes_wrong_in_a_worker_is_one_message(tmp_path):
     assert plan.folder.finished("quadratic-least")
 
 
-def test_what_goes_wrong_in_a_run_is_one_message(monkeypatch):
+def test_compare_run_error_exits_with_message(monkeypatch):
     def broken(name):
         raise TypeError("no such thing.")
 
@@ -160,7 +160,7 @@ def test_what_goes_wrong_in_a_run_is_one_message(monkeypatch):
         records_of(SMALL, None, Unit("quadratic", "soba", 1), settings("soba", TASK, 1)[0])
 
 
-def test_the_measure_is_zero_at_the_minimum_of_the_quadratic_and_costs_nothing():
+def test_compare_measure_at_minimum_is_zero_and_uncounted():
     data = LeastSquares.draw(3, rows=200)
     task = least_squares(data)
     closed = data.quadratic()
@@ -177,7 +177,7 @@ def test_the_measure_is_zero_at_the_minimum_of_the_quadratic_and_costs_nothing()
     assert task.curvature == pytest.approx(float(torch.linalg.eigvalsh(closed.H)[-1]), rel=1e-6)
 
 
-def test_calls_are_counted_by_the_size_of_the_batch():
+def test_compare_oracle_calls_scale_with_batch_size():
     counts = OracleCounts(grad=64, hvp=128, mixed_hvp=64, joint=64, outer_grad_omega=32, inner_views=1000)
     assert price(counts, 64) == (64 + 128 + 64 + 32) / 64  # a joint pass counts as the two products that it gives
     setting = settings("soba", TASK, 1)[0]
@@ -192,7 +192,7 @@ def test_calls_are_counted_by_the_size_of_the_batch():
     assert automatic.calls <= 2000 < automatic.calls + 26  # at times a product more, for the curvature
 
 
-def test_a_step_beyond_a_mark_does_not_count_for_it():
+def test_compare_curve_excludes_step_beyond_mark():
     setting = settings("amigo", TASK, 1)[0]
     marks = [10.0, 24.9, 48.0, 200.0]
     progress = [stop.progress for stop in run(TASK, "amigo", setting, 1, marks)]
@@ -200,7 +200,7 @@ def test_a_step_beyond_a_mark_does_not_count_for_it():
     assert progress[0].at is progress[1].at
 
 
-def test_a_run_that_diverges_is_infinitely_bad_and_ends():
+def test_compare_diverged_run_scores_infinity():
     setting = {"outer_lr": 1e3, "inner_lr": 1e3, "adjoint_lr": 1e3, "new_grad_weight": 1.0, "power": 0.0}
     stops = run(TASK, "soba", setting, 1, [100.0, 10_000.0])
     assert stops[-1].progress.at is None
@@ -208,7 +208,7 @@ def test_a_run_that_diverges_is_infinitely_bad_and_ends():
     assert stops[-1].progress.steps <= 200
 
 
-def test_settings_depend_on_problem_and_method_alone_and_lie_in_their_ranges():
+def test_compare_settings_depend_on_problem_and_method():
     drawn = settings("fsla", TASK, 16)
     assert drawn == settings("fsla", quadratic(), 16)
     assert drawn[:2] == settings("fsla", TASK, 2)
@@ -221,7 +221,7 @@ def test_settings_depend_on_problem_and_method_alone_and_lie_in_their_ranges():
     assert make("stocbio", TASK, drawn[0]).estimator.solve.adjoint_lr == drawn[0]["adjoint_lr"]
 
 
-def test_the_search_has_a_seed_of_its_own_and_its_best_setting_is_run(tmp_path):
+def test_compare_search_runs_best_setting_on_other_seeds(tmp_path):
     results, _ = carry_out(prepare(tmp_path / "out", SMALL))
     records = [json.loads(line) for line in (tmp_path / "out" / "records.jsonl").read_text().splitlines()]
     trials = [r for r in records if r["kind"] == "trial" and r["algorithm"] == "soba"]
@@ -239,16 +239,16 @@ def curve(gaps, seed=1, seconds=None):
     return Curve(seed, marks, tuple(gaps), marks, seconds, tuple(range(10, 10 + len(gaps))), None)
 
 
-def test_profiles_are_those_of_dolan_and_more():
+def test_compare_profiles_match_dolan_more():
     curves = {
         ("one", "a"): (curve([0.5, 0.09, 0.05]),),
         ("one", "b"): (curve([0.5, 0.2, 0.08]),),
         ("two", "a"): (curve([0.5, 0.5, math.inf]),),
         ("two", "b"): (curve([0.1, 0.09, 0.05]),),
     }
-    found, tasks = ratios(curves, 0.1)
+    actual, tasks = ratios(curves, 0.1)
     assert tasks == 2
-    assert found == {"a": [1.0], "b": [1.0, 2.0]}
+    assert actual == {"a": [1.0], "b": [1.0, 2.0]}
     assert ratios(curves, 1e-3)[0] == {"a": [], "b": []}
     assert curve([0.5, 0.4]).gap_at(1.5) == 0.5
     assert curve([0.5, 0.4]).gap_at(0.5) == 1.0  # the start
@@ -256,17 +256,17 @@ def test_profiles_are_those_of_dolan_and_more():
 
 def records(values, start=2.0, least=1.0):
     """Records of one problem: for each algorithm the last f, or None, of every seed."""
-    found = [{"problem": "quadratic", "kind": "least", "start": start, "value": least}]
+    rows = [{"problem": "quadratic", "kind": "least", "start": start, "value": least}]
     for name, seeds in values.items():
         head = {"problem": "quadratic", "algorithm": name, "kind": "run", "setting": {}}
         for seed, value in enumerate(seeds, 1):
             took = {"calls": 90.0, "steps": 20, "seconds": 0.5}
-            found.append({**head, "seed": seed, "mark": 50.0, **took, "value": start})
-            found.append({**head, "seed": seed, "mark": 100.0, **took, "value": value})
-    return found
+            rows.append({**head, "seed": seed, "mark": 50.0, **took, "value": start})
+            rows.append({**head, "seed": seed, "mark": 100.0, **took, "value": value})
+    return rows
 
 
-def test_methods_are_ranked_by_the_median_and_equals_share_a_place(tmp_path):
+def test_compare_ranking_uses_median_and_ties(tmp_path):
     values = {"cg": [None, None, 1.0], "fsla": [1.2, 1.1, 1.9], "soba": [1.5, 1.5, 1.5], "ns": [None, None, None]}
     results = Results.of(records(values), {"quadratic": "quadratic"})
     assert [(row["algorithm"], row["rank"]) for row in results.rows] == [
@@ -280,7 +280,7 @@ def test_methods_are_ranked_by_the_median_and_equals_share_a_place(tmp_path):
     assert all(path.stat().st_size > 10_000 for path in draw(tmp_path, results))
 
 
-def test_problems_have_what_methods_need():
+def test_compare_problems_provide_oracles():
     task = sources()
     generator = torch.Generator().manual_seed(0)
     assert [len(t) for t in task.inner_batch(generator)] == [64, 64, 64]

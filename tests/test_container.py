@@ -19,7 +19,7 @@ from fsla.distributed import IndexRange
 from fsla.steps import constant
 from fsla.train import _stores as stores
 from fsla.train import load_checkpoint, save_checkpoint
-from lazy_program import weighted
+from lazy_rows_program import weighted
 
 FLIPS = 120
 KINDS = ["checkpoint", "fit", "rank", "manifest", "cleaner", "weigher"]
@@ -85,7 +85,7 @@ each = pytest.mark.parametrize("file", KINDS, indirect=True)
 
 
 @each
-def test_read_refuses_flipped_cut_and_appended_bytes(file):
+def test_read_of_damaged_file_raises(file):
     """No byte may be outside the digest: in the head, the header, the tensors or after them."""
     path, whole, read = file
     random = Random(0)
@@ -102,7 +102,7 @@ def test_read_refuses_flipped_cut_and_appended_bytes(file):
 
 @each
 @pytest.mark.parametrize("what", ["pipe", "socket", "device", "link", "own link", "folder", "missing", "unreadable"])
-def test_read_refuses_what_is_no_regular_file_at_once(file, what, monkeypatch):
+def test_read_of_irregular_file_raises(file, what, monkeypatch):
     """A pipe would be waited for, and /dev/zero read without end."""
     path, whole, read = file
     path.unlink()
@@ -131,7 +131,7 @@ def denied(path, flags):
 
 
 @each
-def test_read_refuses_other_kinds_and_versions(file, written):
+def test_read_of_other_kind_or_version_raises(file, written):
     """Each refusal names what was found."""
     path, _, read = file
     other, _ = written["checkpoint" if path.name != "x" else "cleaner"]
@@ -144,14 +144,14 @@ def test_read_refuses_other_kinds_and_versions(file, written):
 
 
 @pytest.mark.parametrize("text", [b"NaN", b"[-Infinity]", b"[1e999]", b"{", b"", b"\xff", b"[" * 10**5, b"1" * 5000])
-def test_read_refuses_malformed_json(tmp_path, text):
+def test_read_of_malformed_json_raises(tmp_path, text):
     """The digest fits: someone made the file so."""
     (tmp_path / "x").write_bytes(container._sealed({"fsla": "1", "kind": "a checkpoint"}, {}, text))
     with pytest.raises(ValueError, match=r"Cannot read .*x: it is malformed"):
         load_checkpoint(tmp_path / "x")
 
 
-def test_read_refuses_a_large_file_before_it_is_read(tmp_path):
+def test_read_of_large_file_raises_before_reading(tmp_path):
     """A file with holes has any size, and its content does not fit into memory."""
     save_checkpoint(tmp_path / "x", 1)
     os.truncate(tmp_path / "x", 2**43)
@@ -191,28 +191,28 @@ def edits(content, tensors):
             yield f"{table} is ragged", content | {table: content[table] | {column: []}}, tensors
     for shape in ([4], [10**12], [3, 3], [1, 8, 8], [3.0], [-3], []):
         yield f"shape = {shape}", content | {"shape": shape}, tensors
-    share, temperature, count = content["members"][0]
+    weight, temperature, count = content["members"][0]
     for member in (
-        [share, temperature, count + 1], [share, temperature, 10**12], [2.0, temperature, count], [share, 0, count],
-        [share, temperature], [-share, temperature, count], [share, temperature, 1.0],
+        [weight, temperature, count + 1], [weight, temperature, 10**12], [2.0, temperature, count], [weight, 0, count],
+        [weight, temperature], [-weight, temperature, count], [weight, temperature, 1.0],
     ):  # fmt: skip
         yield f"member = {member}", content | {"members": [member, *content["members"][1:]]}, tensors
 
 
 @pytest.mark.parametrize("kind", ["cleaner", "weigher"])
-def test_load_refuses_an_edited_estimator_whose_digest_fits(written, tmp_path, kind):
+def test_load_of_edited_estimator_raises(written, tmp_path, kind):
     """Nothing is set, made or allocated by what a file says before it is known to fit."""
     path, read = written[kind]
     owner = {"cleaner": "HyperCleaner", "weigher": "DataWeigher"}[kind]
-    found = container.read(path, owner)
-    for what, content, tensors in edits(found.json, found.tensors):
+    stored = container.read(path, owner)
+    for what, content, tensors in edits(stored.json, stored.tensors):
         (tmp_path / "x").write_bytes(container.to_bytes(owner, tensors, content))
         with pytest.raises(ValueError) as caught:  # noqa: PT011, the text is asserted on below
             read(tmp_path / "x")
         assert str(caught.value).startswith("Cannot read"), what
 
 
-def test_fit_refuses_the_records_of_another_run(tmp_path):
+def test_fit_with_records_of_other_run_raises(tmp_path):
     """Records with the same number of lines would else be taken for those of the run."""
     fitted(2, tmp_path / "one")
     torch.manual_seed(1)
@@ -224,7 +224,7 @@ def test_fit_refuses_the_records_of_another_run(tmp_path):
         fitted(3, tmp_path / "one")
 
 
-def test_checkpoints_of_a_run_have_its_id_after_a_resume_too(tmp_path):
+def test_checkpoint_after_resume_keeps_run_id(tmp_path):
     """Files of one run are known by it, and those of another are not."""
     names = ("one", "one", "other")
     for steps, name in zip((2, 4, 2), names, strict=True):
@@ -234,7 +234,7 @@ def test_checkpoints_of_a_run_have_its_id_after_a_resume_too(tmp_path):
     assert ids["one"] != ids["other"]
 
 
-def test_load_shards_refuses_the_file_of_another_run(tmp_path):
+def test_load_shards_with_file_of_other_run_raises(tmp_path):
     """Its rank, step and sizes are the same."""
     algorithm = algorithms.soba(constant(3.0, 0.2, 0.2))
     problem, at = weighted()

@@ -72,12 +72,12 @@ def run(engine, start, generator, problem, calls, change=lambda i: None):
     generator.manual_seed(3)
     problem.calls = OracleCounts()
     state = start
-    with warnings.catch_warnings(record=True) as said:
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         for i, n in enumerate(calls):
             change(i)
             state = engine.advance(state, n)
-    return state, problem.calls, generator.get_state(), [str(w.message) for w in said if w.category is EngineWarning]
+    return state, problem.calls, generator.get_state(), [str(w.message) for w in caught if w.category is EngineWarning]
 
 
 def agree(a, b, rtol=1e-12):
@@ -95,11 +95,11 @@ def agree(a, b, rtol=1e-12):
 
 @pytest.mark.parametrize("calls", [(1, 1, 10, 30), (300, 10), (2,)])
 @pytest.mark.parametrize("rates", [FALLING, Jumping()], ids=["falling", "jumping"])
-def test_replays_are_the_steps(calls, rates):
+def test_replay_equals_step(calls, rates):
     engine, eager, *rest, recorder = make(rates=rates)
     a, counts, random, _ = run(eager, *rest, calls)
-    b, again, after, said = run(engine, *rest, calls)
-    assert said == []
+    b, again, after, messages = run(engine, *rest, calls)
+    assert messages == []
     assert engine.name == "graph"
     assert (a.step_count, counts) == (b.step_count, again)
     assert agree(a, b)
@@ -110,12 +110,12 @@ def test_replays_are_the_steps(calls, rates):
 
 @pytest.mark.parametrize("calls", [(60,), (7, 1, 1, 40)])
 @pytest.mark.parametrize("algorithm", [fsla.algorithms.fsla, fsla.algorithms.soba], ids=["fsla", "soba"])
-def test_replays_with_automatic_step_sizes_are_the_steps(algorithm, calls):
+def test_replay_with_automatic_steps_equals_step(algorithm, calls):
     """The sizes follow from the state inside the captured step; they are measured between two replays, on its batch."""
     engine, eager, *rest, recorder = make(rates=Automatic(block=5), algorithm=algorithm)
     a, counts, random, _ = run(eager, *rest, calls)
-    b, again, after, said = run(engine, *rest, calls)
-    assert said == []
+    b, again, after, messages = run(engine, *rest, calls)
+    assert messages == []
     assert counts == again
     assert counts.hvp > sum(calls)  # products were measured beside those of the steps
     assert agree(a, b)
@@ -127,7 +127,7 @@ def test_replays_with_automatic_step_sizes_are_the_steps(algorithm, calls):
             assert torch.allclose(x, y, rtol=1e-10), name
 
 
-def test_what_step_sizes_measured_is_compared_too():
+def test_replay_check_compares_measured_step_sizes():
     engine, _, *rest, _ = make(rates=Automatic())
     state, *_ = run(engine, *rest, (8,))
     wrong = replace(state, measured=replace(state.measured, damping=state.measured.damping + 1))
@@ -136,7 +136,7 @@ def test_what_step_sizes_measured_is_compared_too():
 
 
 @pytest.mark.parametrize("name", [name for name in list_algorithms() if algorithm_of(name).capturable])
-def test_a_captured_move_never_asks_the_host(name):
+def test_captured_move_has_no_host_sync(name):
     """What a move reads from a tensor would stay as it is for ever, and a GPU would have to wait for it."""
 
     class Refusing(TorchDispatchMode):
@@ -157,18 +157,18 @@ def test_a_captured_move_never_asks_the_host(name):
     assert replace(after, step_count=2).is_finite()
 
 
-def test_a_state_may_hold_what_was_there_before():
+def test_capture_state_may_hold_previous_state():
     """Unrolling keeps the ω before the step, which the step's own result is written over."""
     engine, eager, *rest, _ = make(algorithm=lambda rates: fsla.algorithms.bp(rates, inner_steps=1))
     a, *_ = run(eager, *rest, (30,))
-    b, _, _, said = run(engine, *rest, (30,))
-    assert said == []
+    b, _, _, messages = run(engine, *rest, (30,))
+    assert messages == []
     for (x, lr), (y, same) in zip(a.trajectory, b.trajectory, strict=True):
         assert torch.allclose(x["w"], y["w"], rtol=1e-12)
         assert float(lr) == pytest.approx(float(same))
 
 
-def test_a_state_may_hold_the_position_before():
+def test_capture_state_may_hold_previous_point():
     """STORM on all three variables looks at the point that the step began from."""
     storm = STORM()
     engine, eager, *rest, _ = make(
@@ -177,52 +177,52 @@ def test_a_state_may_hold_the_position_before():
         )
     )
     a, counts, *_ = run(eager, *rest, (30,))
-    b, again, _, said = run(engine, *rest, (30,))
-    assert said == []
+    b, again, _, messages = run(engine, *rest, (30,))
+    assert messages == []
     assert counts == again
     assert agree(a, b)
     assert torch.allclose(a.before.at.omega["w"], b.before.at.omega["w"], rtol=1e-12)
 
 
 @pytest.mark.parametrize("calls", [(20, 20), (20, 5, 5), (20, 3, 10, 20)])
-def test_numbers_that_a_graph_has_frozen_are_found(calls, monkeypatch):
+def test_replay_check_detects_frozen_numbers(calls, monkeypatch):
     monkeypatch.setattr(cuda_graph, "LONG", 16)
-    held = {"scale": 1.0}
+    frozen = {"scale": 1.0}
 
     def inner(lam, omega, rows):
-        return held["scale"] * (X[rows] @ omega["w"] - lam["l"]).square().mean()
+        return frozen["scale"] * (X[rows] @ omega["w"] - lam["l"]).square().mean()
 
     def freeze():
-        recorded = held["scale"]
+        recorded = frozen["scale"]
 
         def before():
-            now, held["scale"] = held["scale"], recorded
-            return lambda: held.update(scale=now)
+            now, frozen["scale"] = frozen["scale"], recorded
+            return lambda: frozen.update(scale=now)
 
         return before
 
     def change(i):
-        held["scale"] = 1.0 if i == 0 else 2.0
+        frozen["scale"] = 1.0 if i == 0 else 2.0
 
     engine, eager, *rest, _ = make(inner=inner, freeze=freeze)
     a, counts, random, _ = run(eager, *rest, calls, change)
-    b, again, after, said = run(engine, *rest, calls, change)
+    b, again, after, messages = run(engine, *rest, calls, change)
     if max(calls[1:]) < cuda_graph.LONG:
-        assert said == []  # not yet: it will be at the next comparison
+        assert messages == []  # not yet: it will be at the next comparison
         return
     assert engine.name == "eager"
-    assert len(said) == 1
-    assert "no longer gives the numbers" in said[0]
+    assert len(messages) == 1
+    assert "no longer gives the numbers" in messages[0]
     assert counts == again
     if len(calls) == 2:
-        assert "from step 20 on. The numbers since step 3 are in doubt" in said[0]
+        assert "from step 20 on. The numbers since step 3 are in doubt" in messages[0]
         assert agree(a, b)
         assert torch.equal(random, after)
     else:
-        assert "since step" in said[0]
+        assert "since step" in messages[0]
 
 
-def test_a_batch_from_elsewhere_is_not_captured_and_not_lost():
+def test_capture_skips_batch_from_other_memory():
     def draws():
         stored = iter(torch.arange(40).reshape(10, 4))
         return lambda: StepBatches.shared(next(stored), None)
@@ -231,19 +231,19 @@ def test_a_batch_from_elsewhere_is_not_captured_and_not_lost():
     engine, eager, *rest, _ = make(draw=lambda: draw())
     a, counts, *_ = run(eager, *rest, (8,))
     draw = draws()
-    b, again, _, said = run(engine, *rest, (8,))
+    b, again, _, messages = run(engine, *rest, (8,))
     assert agree(a, b)
     assert counts == again
-    assert len(said) == 1
-    assert "must come from the generator alone" in said[0]
-    assert said[0].endswith("Using 'eager'.")
+    assert len(messages) == 1
+    assert "must come from the generator alone" in messages[0]
+    assert messages[0].endswith("Using 'eager'.")
     draw = draws()
     engine, _, start, *_ = make(draw=lambda: draw(), lenient=False)
     with pytest.raises(CaptureError, match="from the generator alone"):
         engine.advance(start, 1)
 
 
-def test_a_buffer_that_a_loader_refills_is_not_lost():
+def test_replay_reads_refilled_buffer():
     """Two batches are drawn to see whether they repeat, and may lie in one place."""
 
     def draws():
@@ -263,26 +263,26 @@ def test_a_buffer_that_a_loader_refills_is_not_lost():
     assert agree(a, b)
 
 
-def test_a_single_batch_from_elsewhere_is_not_lost():
+def test_replay_reads_single_batch_from_other_memory():
     stored = iter([torch.arange(4)])
     engine, _, start, *_ = make(draw=lambda: StepBatches.shared(next(stored), None))
     with pytest.warns(EngineWarning, match="unavailable: StopIteration"):
         assert engine.advance(start, 1).step_count == 1
 
 
-def test_a_closure_that_a_loader_fills_is_found():
-    held, loader = {"rows": torch.arange(4)}, iter(torch.arange(4000).reshape(1000, 4) % 40)
+def test_replay_check_detects_refilled_closure():
+    closure, loader = {"rows": torch.arange(4)}, iter(torch.arange(4000).reshape(1000, 4) % 40)
     recorded = []
 
     def draw():
-        held["rows"] = recorded[0] if recorded else next(loader)
+        closure["rows"] = recorded[0] if recorded else next(loader)
         return StepBatches.shared(None, None)
 
     def inner(lam, omega, batch):
-        return (X[held["rows"]] @ omega["w"] - lam["l"]).square().mean()
+        return (X[closure["rows"]] @ omega["w"] - lam["l"]).square().mean()
 
     def freeze():
-        rows = held["rows"]
+        rows = closure["rows"]
 
         def before():
             recorded.append(rows)
@@ -291,21 +291,21 @@ def test_a_closure_that_a_loader_fills_is_found():
         return before
 
     engine, _, *rest, _ = make(inner=inner, draw=draw, freeze=freeze)
-    *_, said = run(engine, *rest, (20,))
+    *_, messages = run(engine, *rest, (20,))
     assert engine.name == "eager"
-    assert "no longer gives the numbers" in said[0]
+    assert "no longer gives the numbers" in messages[0]
 
 
 @pytest.mark.parametrize("rates", [FALLING, Automatic()], ids=["scheduled", "automatic"])
-def test_a_replay_that_fails_is_taken_again(monkeypatch, rates):
+def test_replay_failure_repeats_step(monkeypatch, rates):
     """Its steps are counted once, and so are the products that step sizes measured between the replays."""
     monkeypatch.setattr(cuda_graph, "LONG", 16)
     engine, eager, *rest, recorder = make(rates=rates)
     recorder.fails_at = 25
     a, counts, random, _ = run(eager, *rest, (10, 20))
-    b, again, after, said = run(engine, *rest, (10, 20))
+    b, again, after, messages = run(engine, *rest, (10, 20))
     assert engine.name == "eager"
-    assert said == [
+    assert messages == [
         "The captured step failed (the device has gone.) Steps are taken eagerly from step 10 on. "
         "The numbers of all steps before are those of the step itself."
     ]
@@ -314,7 +314,7 @@ def test_a_replay_that_fails_is_taken_again(monkeypatch, rates):
     assert torch.equal(random, after)
 
 
-def test_a_sample_with_a_seed_is_not_captured():
+def test_capture_skips_seeded_batches():
     rows = torch.arange(8)
     engine, _, start, *_ = make(draw=lambda: StepBatches.shared(rows, None, seed=3))
     with pytest.warns(EngineWarning, match="Batches with a seed"):
@@ -322,22 +322,22 @@ def test_a_sample_with_a_seed_is_not_captured():
     assert engine.name == "eager"
 
 
-def test_a_sample_with_a_seed_is_not_used_twice():
-    held = []
+def test_seeded_batches_are_used_once():
+    batches_drawn = []
 
     def draw():
-        rows = torch.randint(40, (8,), generator=held[0])
+        rows = torch.randint(40, (8,), generator=batches_drawn[0])
         return StepBatches.shared(rows, None, seed=3)
 
     engine, eager, start, generator, problem, _ = make(draw=draw)
-    held.append(generator)
+    batches_drawn.append(generator)
     a, *_ = run(eager, start, generator, problem, (5,))
     b, *_ = run(engine, start, generator, problem, (5,))
     assert agree(a, b)
 
 
 @pytest.mark.parametrize("part", ["state", "step"])
-def test_an_algorithm_that_reads_k_is_not_captured(part):
+def test_capture_skips_algorithm_that_reads_step_count(part):
     class Odd(Alternating):
         def move(self, state, step):
             k = state.step_count if part == "state" else step.step_count
@@ -349,15 +349,15 @@ def test_an_algorithm_that_reads_k_is_not_captured(part):
         engine.advance(start, 2)
 
 
-def test_what_is_not_finite_stays_with_the_replays_and_is_compared_at_every_step():
+def test_replay_of_nonfinite_state_is_compared_every_step():
     engine, _, *rest, _ = make(rates=fsla.steps.constant(1e200, 1e200, 1e200))
-    state, _, _, said = run(engine, *rest, (30,))
+    state, _, _, messages = run(engine, *rest, (30,))
     assert not state.is_finite()
-    assert said == []
+    assert messages == []
     assert engine._agreed == 0
 
 
-def test_rates_are_sent_in_the_precision_of_the_state():
+def test_replay_sends_rates_in_state_dtype():
     engine, _, start, *_ = make()
     engine.advance(start, 2)
     assert engine._rates.dtype == F64
@@ -366,7 +366,7 @@ def test_rates_are_sent_in_the_precision_of_the_state():
 
 @pytest.mark.parametrize("stop", [1, 2, 3, 4])
 @pytest.mark.parametrize("rates", [FALLING, Automatic()], ids=["scheduled", "automatic"])
-def test_a_captured_run_that_is_stopped_at_once_resumes_to_the_same_state(stop, rates):
+def test_captured_run_stopped_at_once_resumes_exactly(stop, rates):
     """An engine looks at batches before it uses them; none may be lost."""
     engine, eager, *rest, _ = make(rates=rates)
     whole, _, random, _ = run(engine, *rest, (6,))
@@ -375,18 +375,18 @@ def test_a_captured_run_that_is_stopped_at_once_resumes_to_the_same_state(stop, 
     state = stopped.advance(start, stop)
     resumed, _, _, other, *_ = make(rates=rates)
     other.set_state(generator.get_state())
-    found = resumed.advance(state, 6 - stop)
-    assert agree(found, whole)
-    assert agree(found, expected)
+    actual = resumed.advance(state, 6 - stop)
+    assert agree(actual, whole)
+    assert agree(actual, expected)
     assert torch.equal(other.get_state(), random)
 
 
 @needs_compiler
-def test_a_compiled_run_is_the_eager_run():
+def test_compiled_run_equals_eager():
     engine, eager, *rest, _ = make(name="compile", lenient=False)
     a, counts, random, _ = run(eager, *rest, (2, 4))
-    b, again, after, said = run(engine, *rest, (2, 4))
-    assert said == []
+    b, again, after, messages = run(engine, *rest, (2, 4))
+    assert messages == []
     assert engine.name == "compile"
     assert counts == again
     assert agree(a, b, 1e-11)
@@ -395,7 +395,7 @@ def test_a_compiled_run_is_the_eager_run():
 
 @pytest.mark.parametrize("rates", [FALLING, Automatic()], ids=["scheduled", "automatic"])
 @pytest.mark.parametrize("method", ["reverse_over_reverse", "forward_over_reverse", "finite_difference"])
-def test_a_traced_step_is_the_step(monkeypatch, rates, method):
+def test_traced_step_equals_step(monkeypatch, rates, method):
     """What is handed to the compiler is one graph, and reads the state, the rates and the batch anew at each replay."""
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager", fullgraph=True))
     engine, eager, start, generator, problem, _ = make(name="compile", lenient=False, rates=rates)
@@ -408,7 +408,7 @@ def test_a_traced_step_is_the_step(monkeypatch, rates, method):
 
 
 @pytest.mark.parametrize("bad", ["fails", "wrong"])
-def test_a_compiler_that_fails_is_said_once_and_the_run_goes_on(monkeypatch, bad):
+def test_compiler_failure_warns_once_and_continues(monkeypatch, bad):
     def compile_badly(trace):
         if bad == "fails":
             raise RuntimeError("no compiler here\nand a long story")
@@ -417,14 +417,14 @@ def test_a_compiler_that_fails_is_said_once_and_the_run_goes_on(monkeypatch, bad
     monkeypatch.setattr(torch, "compile", compile_badly)
     engine, eager, *rest, _ = make(name="compile")
     a, *_ = run(eager, *rest, (6,))
-    b, _, _, said = run(engine, *rest, (6,))
+    b, _, _, messages = run(engine, *rest, (6,))
     assert agree(a, b)
-    assert len(said) == 1
+    assert len(messages) == 1
     if bad == "fails":
-        assert said == ["Engine 'compile' is unavailable: no compiler here. Using 'graph'."]
+        assert messages == ["Engine 'compile' is unavailable: no compiler here. Using 'graph'."]
         assert engine.name == "graph"
     else:
-        assert "no longer gives the numbers of the step itself (in lam)" in said[0]
+        assert "no longer gives the numbers of the step itself (in lam)" in messages[0]
         assert engine.name == "eager"
     engine, _, start, *_ = make(name="compile", lenient=False)
     if bad == "fails":

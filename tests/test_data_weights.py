@@ -61,15 +61,15 @@ def records(chosen, other, cell="uniform 0.4, 100 trusted", key="accuracy", orac
 
 
 def test_claims_hold_within_the_spread_and_fail_beyond_it():
-    assert claims(summarise(records([0.80, 0.82], [0.81, 0.83])))[0].held
+    assert claims(summarise(records([0.80, 0.82], [0.81, 0.83])))[0].holds
     lost = summarise(records([0.70, 0.70], [0.80, 0.80]))
-    assert not claims(lost)[0].held
+    assert not claims(lost)[0].holds
     text = markdown("Two seeds.", lost)
     assert "| .700 ± .000 | **.800 ± .000** |" in text
     assert "everything 0.50" in text
     near = records([0.2, 0.2], [0.3, 0.3], "regression 0.6, 100 trusted", "error", oracle=0.19)
-    assert claims(summarise(near))[0].held
-    assert not claims(summarise([r | {"error": 0.25} if r["method"] == CHOSEN else r for r in near]))[0].held
+    assert claims(summarise(near))[0].holds
+    assert not claims(summarise([r | {"error": 0.25} if r["method"] == CHOSEN else r for r in near]))[0].holds
 
 
 def test_the_figure_shows_every_method(tmp_path):

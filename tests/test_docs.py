@@ -42,10 +42,10 @@ class Loaded(HTMLParser):
         self.feed(page.read_text(encoding="utf-8"))
 
     def handle_starttag(self, tag, attrs):
-        given = dict(attrs)
-        self.classes.update((given.get("class") or "").split())
-        url = given.get(LOADS.get(tag, ""))
-        if url and not (tag == "link" and given.get("rel") in ("canonical", "next", "prev")):
+        attributes = dict(attrs)
+        self.classes.update((attributes.get("class") or "").split())
+        url = attributes.get(LOADS.get(tag, ""))
+        if url and not (tag == "link" and attributes.get("rel") in ("canonical", "next", "prev")):
             self.urls.append(url)
 
 
@@ -53,11 +53,11 @@ def external(urls):
     return [url for url in urls if re.match(r"\s*(https?:)?//", url)]
 
 
-def test_external_addresses_are_told_from_local_ones():
+def test_external_keeps_remote_urls_only():
     assert external(["https://a.b/c.js", "//a.b/c.js", "assets/c.js", "../c.css"]) == ["https://a.b/c.js", "//a.b/c.js"]
 
 
-def test_no_page_loads_anything_from_elsewhere(site):
+def test_site_loads_local_files_only(site):
     pages = list(site.rglob("*.html"))
     assert len(pages) >= 15
     for page in pages:
@@ -66,17 +66,17 @@ def test_no_page_loads_anything_from_elsewhere(site):
         assert external(loaded.urls) == [], page
         assert "mermaid" not in loaded.classes, page  # the theme would fetch a script for it
     for sheet in site.rglob("*.css"):
-        found = re.findall(r"""(?:url\(|@import\s)\s*["']?([^"')]+)""", sheet.read_text(encoding="utf-8"))
-        assert external(found) == [], sheet
+        urls = re.findall(r"""(?:url\(|@import\s)\s*["']?([^"')]+)""", sheet.read_text(encoding="utf-8"))
+        assert external(urls) == [], sheet
 
 
-def test_every_public_name_is_in_the_reference(site):
+def test_reference_lists_every_public_name(site):
     reference = "".join(page.read_text(encoding="utf-8") for page in (site / "api").glob("*.html"))
-    found = set(re.findall(r'id="([\w.]+)"', reference))
-    assert [name for name in fsla.__all__ if f"fsla.{name}" not in found] == []
+    names = set(re.findall(r'id="([\w.]+)"', reference))
+    assert [name for name in fsla.__all__ if f"fsla.{name}" not in names] == []
 
 
-def test_the_page_of_examples_has_each_file(site):
+def test_examples_page_shows_each_file(site):
     page = (site / "examples.html").read_text(encoding="utf-8")
     files = sorted((ROOT / "examples").glob("[!_]*.py"))
     for path in files:
@@ -84,7 +84,7 @@ def test_the_page_of_examples_has_each_file(site):
     assert files or "no examples" in page
 
 
-def test_the_page_of_examples_is_written_from_the_files(tmp_path):
+def test_examples_page_is_built_from_files(tmp_path):
     spec = importlib.util.spec_from_file_location("hooks", ROOT / "docs" / "hooks.py")
     hooks = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(hooks)
@@ -106,7 +106,7 @@ def test_the_page_of_examples_is_written_from_the_files(tmp_path):
         written("examples.md", "# Examples")
 
 
-def test_a_link_to_nowhere_fails_the_build(tmp_path):
+def test_docs_build_with_broken_link_fails(tmp_path):
     settings = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
     strict = settings[settings.index("validation:") : settings.index("markdown_extensions:")]
     (tmp_path / "docs").mkdir()

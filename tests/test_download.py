@@ -21,12 +21,12 @@ def server(tmp_path):
 
     class Handler(http.server.SimpleHTTPRequestHandler):
         failures = 0
-        asked = 0
+        requests = 0
 
         answer = None
 
         def do_GET(self):
-            Handler.asked += 1
+            Handler.requests += 1
             if Handler.failures > 0:
                 Handler.failures -= 1
                 self.send_error(503)
@@ -74,25 +74,25 @@ class Bar:
         pass
 
 
-def test_a_download_is_checked_kept_and_shown(small_source, tmp_path):
+def test_download_verifies_stores_and_reports(small_source, tmp_path):
     bar, (_, handler) = Bar(), small_source
     paths = sets.fetch("mnist", tmp_path / "cache", progress=bar)
     assert all(p.exists() for p in paths)
     assert bar.total > 0
-    asked = handler.asked
+    count = handler.requests
     sets.fetch("mnist", tmp_path / "cache")
-    assert handler.asked == asked  # what is there is not fetched again
+    assert handler.requests == count  # what is there is not fetched again
     assert all(c.good and "as published" in c.text for c in sets.check("mnist", tmp_path / "cache"))
 
 
-def test_a_download_is_tried_again(small_source, tmp_path):
+def test_download_retries(small_source, tmp_path):
     _, handler = small_source
     handler.failures = 2
     assert len(sets.fetch("mnist", tmp_path / "cache")) == 4
     handler.failures = 0
 
 
-def test_a_wrong_checksum_leaves_nothing(small_source, tmp_path):
+def test_download_with_wrong_checksum_leaves_nothing(small_source, tmp_path):
     root, _ = small_source
     name = sets.SOURCES["mnist"].train_images.name
     write(root / name, images(7))
@@ -101,7 +101,7 @@ def test_a_wrong_checksum_leaves_nothing(small_source, tmp_path):
     assert not (tmp_path / "cache" / "mnist" / name).exists()
 
 
-def test_no_network_says_which_files_to_put_where(small_source, tmp_path, monkeypatch):
+def test_download_without_network_lists_files(small_source, tmp_path, monkeypatch):
     source = sets.SOURCES["mnist"]
     monkeypatch.setitem(sets.SOURCES, "mnist", sets.Source("http://127.0.0.1:9/", *source.files))
     with pytest.raises(DataError, match=r"cannot be downloaded.*Put them in place.*t10k-labels-idx1-ubyte.gz"):
@@ -126,25 +126,25 @@ def nothing_is_left(folder):
     return not [p for p in folder.rglob("*") if p.is_file()]
 
 
-def test_a_file_that_is_announced_too_large_is_not_read(small_source, tmp_path):
+def test_download_announced_too_large_is_not_read(small_source, tmp_path):
     _, handler = small_source
     handler.answer = lambda request: served(request, announced=1001)
     with pytest.raises(DataError, match=r"must have at most 1000 bytes. The server sends 1001 or more"):
         sets.fetch("mnist", tmp_path / "cache", limits=Limits(bytes=1000))
-    assert handler.asked == 1  # another try would end in the same way
+    assert handler.requests == 1  # another try would end in the same way
     assert nothing_is_left(tmp_path / "cache")
 
 
-def test_a_server_that_sends_too_much_is_left(small_source, tmp_path):
+def test_download_longer_than_limit_aborts(small_source, tmp_path):
     _, handler = small_source
     handler.answer = lambda request: served(request, *[bytes(100_000)] * 100)
     with pytest.raises(DataError, match="must have at most 1000000 bytes"):
         sets.fetch("mnist", tmp_path / "cache", limits=Limits(bytes=1_000_000))
-    assert handler.asked == 1
+    assert handler.requests == 1
     assert nothing_is_left(tmp_path / "cache")
 
 
-def test_a_server_that_is_too_slow_is_left(small_source, tmp_path):
+def test_download_too_slow_aborts(small_source, tmp_path):
     """It sends a few bytes, the time is over, it sends a few more, and then no more while the client listens."""
     _, handler = small_source
     now = [0.0]
@@ -157,11 +157,11 @@ def test_a_server_that_is_too_slow_is_left(small_source, tmp_path):
             sets.fetch("mnist", tmp_path / "cache", limits=Limits(seconds=900), clock=lambda: now[0])
     finally:
         over.set()
-    assert handler.asked == 1
+    assert handler.requests == 1
     assert nothing_is_left(tmp_path / "cache")
 
 
-def test_the_time_of_all_tries_counts(small_source, tmp_path):
+def test_download_time_limit_covers_all_tries(small_source, tmp_path):
     _, handler = small_source
     now = [0.0]
 
@@ -172,10 +172,10 @@ def test_the_time_of_all_tries_counts(small_source, tmp_path):
     handler.answer = fail
     with pytest.raises(DataError, match="must end within 900 seconds"):
         sets.fetch("mnist", tmp_path / "cache", tries=9, limits=Limits(seconds=900), clock=lambda: now[0])
-    assert handler.asked == 3
+    assert handler.requests == 3
 
 
-def test_a_connection_that_breaks_is_tried_again(small_source, tmp_path):
+def test_download_retries_after_broken_connection(small_source, tmp_path):
     root, handler = small_source
     first = root / sets.SOURCES["mnist"].train_images.name
 
@@ -186,4 +186,4 @@ def test_a_connection_that_breaks_is_tried_again(small_source, tmp_path):
 
     handler.answer = break_off
     assert all(p.exists() for p in sets.fetch("mnist", tmp_path / "cache"))
-    assert handler.asked == 5
+    assert handler.requests == 5

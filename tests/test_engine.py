@@ -106,7 +106,7 @@ def parts(state):
     ("name", "samples", "hvp_method"),
     list(product(ALGORITHMS, ("independent", "grouped", "shared"), ("forward_over_reverse", "reverse_over_reverse"))),
 )
-def test_a_replayed_run_is_the_eager_run(name, samples, hvp_method):
+def test_replayed_run_equals_eager(name, samples, hvp_method):
     problem, at, draw, generator = cleaning(hvp_method=hvp_method)
     problem = curved(name, problem)
     algorithm = ALGORITHMS[name](fsla.steps.inverse_sqrt(delta=10.0, c_tau=0.02, c_beta=0.02, c_eta=0.05))
@@ -125,7 +125,7 @@ def test_a_replayed_run_is_the_eager_run(name, samples, hvp_method):
 @needs_compiler
 @pytest.mark.slow  # compiling convolutions takes a minute
 @pytest.mark.parametrize("name", ["fsla", "gauss-newton", "cg"])
-def test_a_compiled_run_is_the_eager_run(name):
+def test_compiled_run_equals_eager(name):
     problem, at, draw, generator = cleaning()
     problem = curved(name, problem)
     algorithm = ALGORITHMS[name](fsla.steps.inverse_sqrt(delta=10.0, c_tau=0.02, c_beta=0.02, c_eta=0.05))
@@ -140,7 +140,7 @@ def test_a_compiled_run_is_the_eager_run(name):
 
 
 @pytest.mark.parametrize("name", ["graph", "compile"])
-def test_programs_see_changed_data_but_hold_no_copy(name, monkeypatch):
+def test_program_sees_changed_data(name, monkeypatch):
     """What a loss holds, a captured step reads where it lies: written to in place, it counts."""
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager", fullgraph=True))
     scale = torch.tensor(1.0, dtype=F64)
@@ -160,19 +160,19 @@ def test_programs_see_changed_data_but_hold_no_copy(name, monkeypatch):
     assert engine.name == name
 
 
-def test_a_state_of_another_form_is_captured_anew():
+def test_capture_repeats_for_state_of_other_shape():
     problem, at, draw, generator = cleaning(convolution=False)
     algorithm, source = fsla.algorithms.fsla(fsla.steps.constant(0.1, 0.1, 0.1)), sampler("fsla", draw)
     turned = Point(at.lam, dict(reversed(at.omega.items())))
-    counted, found = CountedProblem(problem), []
+    counted, states = CountedProblem(problem), []
     for name in ("eager", "graph"):
         generator.manual_seed(3)
         engine, recorder = Eager(algorithm, counted, source), None
         if name == "graph":
             engine, recorder = captured(name, algorithm, counted, source, generator)
         for start in (at, turned, at):
-            found.append(engine.advance(algorithm.init(problem, start, source()), 5))
-    for a, b in zip(found[:3], found[3:], strict=True):
+            states.append(engine.advance(algorithm.init(problem, start, source()), 5))
+    for a, b in zip(states[:3], states[3:], strict=True):
         assert list(a.omega.value) == list(b.omega.value)
         assert float(tree.norm(tree.sub(a.omega.value, b.omega.value))) < 1e-13
     assert recorder.records == 3
@@ -190,7 +190,7 @@ def test_a_state_of_another_form_is_captured_anew():
     ],
 )
 @pytest.mark.parametrize("part", ["lam", "omega", "adjoint", "direction"])
-def test_rounding_agrees_and_more_does_not(part, dtype, change, good):
+def test_agreement_accepts_rounding_only(part, dtype, change, good):
     problem, at, draw, _ = cleaning(dtype, convolution=False)
     algorithm = fsla.algorithms.fsla(fsla.steps.constant(50.0, 0.1, 0.1, 0.5))
     batches = sampler("fsla", draw)()
@@ -203,8 +203,8 @@ def test_rounding_agrees_and_more_does_not(part, dtype, change, good):
     x, y = getattr(after, part), getattr(state, part)
     changed = more(x, y) if part == "direction" else x._replace(value=more(x.value, y.value))
     otherwise = replace(after, **{part: changed})
-    found = captures.difference(state, after, otherwise, lambda s: algorithm.step(problem, s, batches))
-    assert found == (None if good else part)
+    difference = captures.difference(state, after, otherwise, lambda s: algorithm.step(problem, s, batches))
+    assert difference == (None if good else part)
 
 
 @pytest.mark.parametrize(
@@ -218,7 +218,7 @@ def test_rounding_agrees_and_more_does_not(part, dtype, change, good):
         (10**6, 100.0, "graph"),
     ],
 )
-def test_auto_chooses_by_the_length_of_the_run_and_never_by_time(steps, budget_s, chosen):
+def test_auto_engine_depends_on_run_length(steps, budget_s, chosen):
     problem, at, draw, _ = cleaning()
     algorithm = fsla.algorithms.fsla(fsla.steps.constant(0.5, 0.1, 0.1))
     source, counted = sampler("fsla", draw), CountedProblem(problem)
@@ -231,7 +231,7 @@ def test_auto_chooses_by_the_length_of_the_run_and_never_by_time(steps, budget_s
 
 
 @pytest.mark.parametrize("name", ["graph", "compile"])
-def test_a_cpu_has_no_captured_steps_and_says_what_to_do(name):
+def test_captured_engine_on_cpu_raises(name):
     problem, at, draw, generator = cleaning()
     algorithm, source = fsla.algorithms.soba(fsla.steps.constant(0.5, 0.1, 0.1)), sampler("soba", draw)
     state = algorithm.init(problem, at, source())
@@ -239,7 +239,7 @@ def test_a_cpu_has_no_captured_steps_and_says_what_to_do(name):
         make_engine(name, algorithm, problem, source, generator, state)
 
 
-def test_updates_that_write_into_their_variables_are_not_captured():
+def test_capture_skips_in_place_updates():
     """A captured step is compared with the step itself from a copy of its start."""
     problem, _, draw, _ = cleaning()
     update, sizes = InPlace(GradientDescent()), fsla.steps.constant(0.5, 0.1, 0.1)
@@ -250,7 +250,7 @@ def test_updates_that_write_into_their_variables_are_not_captured():
     assert make_engine("auto", algorithm, problem, source, generator, None).name == "eager"
 
 
-def test_values_may_look_into_the_places_that_they_are_written_to():
+def test_captured_write_into_aliased_places_is_exact():
     """A step may return what it was given, at another place of the state."""
     a, b = torch.arange(3.0), torch.arange(3.0) + 10
     captures._write([a, b], [b, a])
@@ -260,16 +260,16 @@ def test_values_may_look_into_the_places_that_they_are_written_to():
     assert b.tolist() == [12, 11, 10]
 
 
-def test_an_unknown_engine_gets_one_message():
+def test_unknown_engine_raises():
     with pytest.raises(ValueError, match=r"engine must be one of.*Got 'grph'.*Did you mean 'graph'"):
         make_engine("grph", None, None, None, torch.Generator(), None)
 
 
 @pytest.mark.parametrize("method", [Fsla(), Bp(3), Ns(1, 3), Cg(2, 3), NoCleaning()], ids=str)
-def test_records_are_those_of_the_eager_run(method, monkeypatch):
+def test_captured_records_equal_eager(method, monkeypatch):
     spec = replace(TINY, method=method)
     eager = execute(spec)
-    monkeypatch.setattr(runs, "make_engine", lambda *given: captured("graph", *given[1:5])[0])
+    monkeypatch.setattr(runs, "make_engine", lambda *args: captured("graph", *args[1:5])[0])
     graph = execute(spec)
     assert [r["engine"] for r in (eager[0], eager[-1], graph[-1])] == [None, "eager", "graph"]
     for a, b in zip(eager, graph, strict=True):
@@ -282,7 +282,7 @@ def test_records_are_those_of_the_eager_run(method, monkeypatch):
 @pytest.mark.gpu
 @pytest.mark.parametrize("engine", ["graph", "compile"])
 @pytest.mark.parametrize("method", [Fsla(), Bp(3), Ns(1, 3), Cg(1, 3), Cg(2, 3), NoCleaning()], ids=str)
-def test_a_captured_run_is_the_eager_run(method, engine):
+def test_captured_run_equals_eager(method, engine):
     spec = replace(TINY, method=method)
     torch.backends.cudnn.allow_tf32 = False
     eager, graph = (execute(spec, device="cuda", engine=e) for e in ("eager", engine))
@@ -299,7 +299,7 @@ def test_a_captured_run_is_the_eager_run(method, engine):
 @pytest.mark.gpu
 @pytest.mark.parametrize("engine", ["graph", "compile"])
 @pytest.mark.parametrize("name", ["fsla", "soba"])
-def test_a_captured_run_with_automatic_step_sizes_is_the_eager_run(name, engine):
+def test_captured_run_with_automatic_steps_equals_eager(name, engine):
     """What step sizes measure lies partly on the CPU, and is written between two replays."""
     generator = torch.Generator("cuda").manual_seed(0)
     a = torch.randn(50, 3, device="cuda", dtype=F64, generator=generator)
@@ -312,22 +312,22 @@ def test_a_captured_run_with_automatic_step_sizes_is_the_eager_run(name, engine)
 
     problem = Problem(inner, lambda lam, omega, index: (omega["x"] - 1).square().sum())
     at = Point({"y": torch.zeros(2, device="cuda", dtype=F64)}, {"x": torch.zeros(3, device="cuda", dtype=F64)})
-    algorithm, found = fsla.algorithms.get_algorithm(name)(momentum="average" if name == "fsla" else "none"), []
+    algorithm, states = fsla.algorithms.get_algorithm(name)(momentum="average" if name == "fsla" else "none"), []
     for choice in ("eager", engine):
         generator.manual_seed(1)
         counted = CountedProblem(problem)
         state = algorithm.init(counted, at, draw())
-        made = make_engine(choice, algorithm, counted, draw, generator, state)
-        found.append((made.advance(state, 80), counted.calls))
-        assert made.name == choice
-    (one, calls), (two, same) = found
+        captured_engine = make_engine(choice, algorithm, counted, draw, generator, state)
+        states.append((captured_engine.advance(state, 80), counted.calls))
+        assert captured_engine.name == choice
+    (one, calls), (two, same) = states
     assert calls == same
     for x, y in zip(parts(one), parts(two), strict=True):
         assert float(tree.norm(tree.sub(x, y))) < 1e-6 * float(tree.norm(x))
     assert float(two.measured.curvature) == pytest.approx(float(one.measured.curvature), rel=1e-6)
 
 
-def test_counts_of_replays_are_added_up():
+def test_replay_counts_oracle_calls():
     total = OracleCounts(grad=3, hvp=1).plus(10, OracleCounts(grad=1, hvp=2, mixed_hvp=2))
     assert total == OracleCounts(grad=13, hvp=21, mixed_hvp=20)
 
@@ -335,7 +335,7 @@ def test_counts_of_replays_are_added_up():
 @pytest.mark.gpu
 @pytest.mark.parametrize("engine", ["graph", "compile"])
 @pytest.mark.parametrize("bad", ["item", "loader"])
-def test_what_a_gpu_cannot_capture_falls_back_to_steps(bad, engine, monkeypatch):
+def test_uncapturable_step_falls_back_to_eager(bad, engine, monkeypatch):
     monkeypatch.setattr(engines, "PAYS", {engine: (0, 0.0)})
     generator = torch.Generator("cuda").manual_seed(0)
     a = torch.randn(50, 3, device="cuda", generator=generator)
@@ -353,9 +353,9 @@ def test_what_a_gpu_cannot_capture_falls_back_to_steps(bad, engine, monkeypatch)
     algorithm = fsla.algorithms.fsla(fsla.steps.constant(0.01, 0.01, 0.01))
     source = draw if bad == "item" else lambda: next(stored)
     state = algorithm.init(problem, at, draw())
-    made = make_engine("auto", algorithm, problem, source, generator, state)
+    fallback = make_engine("auto", algorithm, problem, source, generator, state)
     with pytest.warns(EngineWarning, match="is unavailable"):
-        state = made.advance(state, 5)
-    assert made.name == "eager"
-    assert made.advance(state, 5).is_finite()
+        state = fallback.advance(state, 5)
+    assert fallback.name == "eager"
+    assert fallback.advance(state, 5).is_finite()
     torch.randn(2, device="cuda")  # and the generators still serve

@@ -25,7 +25,7 @@ FULL = StepBatches.shared(None, None)
 
 
 @dataclass(frozen=True)
-class Given(Scheduled):
+class RatesFrom(Scheduled):
     """Sizes of which τ is any function of k."""
 
     inner_lr: Any
@@ -64,12 +64,12 @@ def run(
     if name != "eager":
         engine, recorder = captured(name, algorithm, problem, draw, generator, lenient=True, freeze=freeze)
         recorder.fails_at = more.get("fails_at")
-    with warnings.catch_warnings(record=True) as said:
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         for i, n in enumerate(calls):
             change(i, state)
             state = engine.advance(state, n)
-    return state, [str(w.message) for w in said if w.category is EngineWarning], problem.calls, engine
+    return state, [str(w.message) for w in caught if w.category is EngineWarning], problem.calls, engine
 
 
 def same(a, b, tolerance=1e-12):
@@ -80,29 +80,29 @@ def same(a, b, tolerance=1e-12):
 def compare(make, **more):
     """Runs of an eager engine and of a captured one must end alike; returns the warnings and the engine."""
     expected, _, calls, _ = run("eager", make, **more)
-    state, said, counted, engine = run("graph", make, **more)
+    state, messages, counted, engine = run("graph", make, **more)
     assert state.step_count == expected.step_count
     assert same(state, expected)
     assert counted == calls
-    return said, engine
+    return messages, engine
 
 
-def holding(held, name):
+def holding(storage, name):
     """A `freeze` for the recorder: what a dict holds stays, in replays, as it was when they were recorded."""
 
     def freeze():
-        recorded = held[name]
+        recorded = storage[name]
 
         def before():
-            now, held[name] = held[name], recorded
-            return lambda: held.update({name: now})
+            now, storage[name] = storage[name], recorded
+            return lambda: storage.update({name: now})
 
         return before
 
     return freeze
 
 
-def test_a_buffer_that_is_refilled_in_place_is_no_trap():
+def test_replay_with_refilled_buffer_equals_eager():
     def make(generator):
         buffer, draw = torch.zeros(8, 3, dtype=F64), drawing(generator)
 
@@ -112,12 +112,12 @@ def test_a_buffer_that_is_refilled_in_place_is_no_trap():
 
         return plain, sample
 
-    said, engine = compare(make)
-    assert said == []
+    messages, engine = compare(make)
+    assert messages == []
     assert engine.name == "graph"
 
 
-def test_a_buffer_that_is_refilled_in_place_and_held_by_the_loss_is_no_trap():
+def test_replay_with_refilled_buffer_in_loss_equals_eager():
     def make(generator):
         buffer, draw = torch.zeros(8, 3, dtype=F64), drawing(generator)
 
@@ -140,49 +140,49 @@ def test_a_buffer_that_is_refilled_in_place_and_held_by_the_loss_is_no_trap():
         lambda k: 0.1 if isinstance(k, int) and k > 5 else 0.2,
     ],
 )
-def test_rates_may_be_any_function_of_a_whole_number(inner_lr):
-    said, engine = compare(lambda generator: (plain, samples(generator)), rates=Given(inner_lr))
-    assert said == []
+def test_replay_accepts_any_rate_function(inner_lr):
+    messages, engine = compare(lambda generator: (plain, samples(generator)), rates=RatesFrom(inner_lr))
+    assert messages == []
     assert engine.name == "graph"
 
 
 @pytest.mark.parametrize("what", ["rows", "scale"])
 @pytest.mark.parametrize("calls", [(20, 20), (20, 16)])
-def test_data_that_is_replaced_between_two_calls_counts(what, calls, monkeypatch):
+def test_replay_sees_data_replaced_between_calls(what, calls, monkeypatch):
     """A graph holds the tensors and the numbers that it was recorded with."""
     monkeypatch.setattr(captures, "LONG", 16)
-    held = {}
+    storage = {}
 
     def make(generator):
-        held.update(scale=1.0, rows=X)
+        storage.update(scale=1.0, rows=X)
 
         def inner(lam, omega, batch):
-            return held["scale"] * plain(lam, omega, held["rows"])
+            return storage["scale"] * plain(lam, omega, storage["rows"])
 
         return inner, lambda: FULL
 
     def change(i, state):
         if i:
-            held[what] = X * 2 if what == "rows" else 3.0
+            storage[what] = X * 2 if what == "rows" else 3.0
 
-    said, _ = compare(make, calls=calls, change=change, freeze=holding(held, what))
-    assert len(said) == 1
-    assert "from step 20 on" in said[0]
+    messages, _ = compare(make, calls=calls, change=change, freeze=holding(storage, what))
+    assert len(messages) == 1
+    assert "from step 20 on" in messages[0]
 
 
-def test_data_that_is_written_to_between_two_calls_counts():
+def test_replay_sees_data_written_between_calls():
     def make(generator):
         rows.copy_(X)
         return lambda lam, omega, batch: plain(lam, omega, rows), lambda: FULL
 
     rows = X.clone()
-    said, engine = compare(make, calls=(20, 3, 20), change=lambda i, state: rows.mul_(1.5) if i else None)
-    assert said == []
+    messages, engine = compare(make, calls=(20, 3, 20), change=lambda i, state: rows.mul_(1.5) if i else None)
+    assert messages == []
     assert engine.name == "graph"
 
 
 @pytest.mark.parametrize("n", [3, 20])
-def test_a_state_that_is_changed_between_two_calls_counts(n):
+def test_replay_sees_state_changed_between_calls(n):
     def change(i, state):
         if i == 1:
             state.omega.value["w"] = torch.ones(3, dtype=F64)
@@ -226,7 +226,7 @@ def on_gpu(name, inner, start=START):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("reader", READERS)
-def test_a_loss_that_reads_numbers_is_not_captured(reader):
+def test_capture_skips_loss_that_reads_host_numbers(reader):
     read, crossed = READERS[reader], set()
 
     def inner(lam, omega, batch):
@@ -237,8 +237,8 @@ def test_a_loss_that_reads_numbers_is_not_captured(reader):
     _, expected = on_gpu("eager", inner, start)
     assert crossed == {False, True}  # the numbers that are read do change
     with pytest.warns(EngineWarning, match=r"Engine 'graph' is unavailable: .*Using 'eager'\."):
-        engine, found = on_gpu("auto", inner, start)
-    assert same(found, expected)
+        engine, messages = on_gpu("auto", inner, start)
+    assert same(messages, expected)
     assert engine.name == "eager"
     with pytest.raises(CaptureError, match=r"cannot be captured"):
         on_gpu("graph", inner, start)
@@ -248,7 +248,7 @@ def test_a_loss_that_reads_numbers_is_not_captured(reader):
 @pytest.mark.parametrize(
     "read", [lambda t, i: t[int(i)], lambda t, i: t[0].item() * t[i.item()], lambda t, i: t.tolist()[int(i)]]
 )
-def test_numbers_are_not_read_from_data_either(read):
+def test_capture_skips_loss_that_reads_data_numbers(read):
     """A graph holds what was read from a tensor for ever."""
     table, place = torch.tensor([1.0, 3.0], dtype=F64, device="cuda"), torch.tensor(0, device="cuda")
 
@@ -261,7 +261,7 @@ def test_numbers_are_not_read_from_data_either(read):
 
 
 @pytest.mark.gpu
-def test_a_step_that_draws_random_numbers_is_not_captured():
+def test_capture_skips_random_step():
     """A graph goes on in the stream of the generator, where the step itself begins anew from its seed."""
 
     def inner(lam, omega, batch):
@@ -270,89 +270,89 @@ def test_a_step_that_draws_random_numbers_is_not_captured():
 
     _, expected = on_gpu("eager", inner)
     with pytest.warns(EngineWarning):
-        engine, found = on_gpu("auto", inner)
+        engine, messages = on_gpu("auto", inner)
     assert engine.name == "eager"
-    assert same(found, expected)
+    assert same(messages, expected)
 
 
 @pytest.mark.parametrize("change_at", [5, 40, 100])
-def test_a_counter_in_the_draw_is_found_and_the_steps_in_doubt_are_named(change_at, monkeypatch):
+def test_replay_check_detects_counter_and_names_steps(change_at, monkeypatch):
     """The draw's Python runs once, when it is recorded: what it counts stays as it was."""
     monkeypatch.setattr(captures, "OFTEN", 64)
-    held = {"scale": 1.0, "n": 0}
+    frozen = {"scale": 1.0, "n": 0}
 
     def make(generator):
-        held.update(scale=1.0, n=0)
-        return lambda lam, omega, batch: plain(lam, omega, batch) * held["scale"], samples(generator)
+        frozen.update(scale=1.0, n=0)
+        return lambda lam, omega, batch: plain(lam, omega, batch) * frozen["scale"], samples(generator)
 
     def freeze():
         def before():
-            held["n"] += 1
-            now = 1.0 if held["n"] <= change_at else 2.0
-            held["scale"] = 1.0
-            return lambda: held.update(scale=now)
+            frozen["n"] += 1
+            now = 1.0 if frozen["n"] <= change_at else 2.0
+            frozen["scale"] = 1.0
+            return lambda: frozen.update(scale=now)
 
         return before
 
-    _, said, _, engine = run("graph", make, calls=(1, 149), freeze=freeze)
+    _, messages, _, engine = run("graph", make, calls=(1, 149), freeze=freeze)
     assert engine.name == "eager"
-    assert len(said) == 1
-    assert "from step 1 on. The numbers of all steps before are those of the step itself" in said[0]
-    _, said, _, engine = run("graph", make, calls=(1,) * 150, freeze=freeze)
+    assert len(messages) == 1
+    assert "from step 1 on. The numbers of all steps before are those of the step itself" in messages[0]
+    _, messages, _, engine = run("graph", make, calls=(1,) * 150, freeze=freeze)
     assert engine.name == "eager"
-    since = int(said[0].split("since step ")[1].split()[0])
+    since = int(messages[0].split("since step ")[1].split()[0])
     assert since <= change_at <= since + captures.OFTEN
     expected = run("eager", make, calls=(since,))[0]
-    found = run("graph", make, calls=(since,))[0]
-    assert same(found, expected)  # before that, nothing is in doubt
+    actual = run("graph", make, calls=(since,))[0]
+    assert same(actual, expected)  # before that, nothing is in doubt
 
 
-def test_steps_that_are_asked_for_one_by_one_are_compared_too(monkeypatch):
+def test_replay_check_covers_single_steps(monkeypatch):
     monkeypatch.setattr(captures, "OFTEN", 64)
-    held = {}
+    storage = {}
 
     def make(generator):
-        held["scale"] = 1.0
-        return lambda lam, omega, batch: plain(lam, omega, batch) * held["scale"], samples(generator)
+        storage["scale"] = 1.0
+        return lambda lam, omega, batch: plain(lam, omega, batch) * storage["scale"], samples(generator)
 
     def change(i, state):
         if i == 30:
-            held["scale"] = 2.0
+            storage["scale"] = 2.0
 
-    _, said, _, engine = run("graph", make, calls=(1,) * 80, change=change, freeze=holding(held, "scale"))
+    _, messages, _, engine = run("graph", make, calls=(1,) * 80, change=change, freeze=holding(storage, "scale"))
     assert engine.name == "eager"
-    assert "since step 3 are in doubt" in said[0]
+    assert "since step 3 are in doubt" in messages[0]
 
 
-def test_a_slow_drift_in_single_precision_is_found(monkeypatch):
+def test_replay_check_detects_slow_float32_drift(monkeypatch):
     monkeypatch.setattr(captures, "OFTEN", 64)
-    held = {}
+    storage = {}
 
     def make(generator):
-        held["scale"], draw = 1.0, drawing(generator)
+        storage["scale"], draw = 1.0, drawing(generator)
 
         def sample():
             return StepBatches.shared(draw().float(), None)
 
-        return lambda lam, omega, batch: plain(lam, omega, batch) * held["scale"], sample
+        return lambda lam, omega, batch: plain(lam, omega, batch) * storage["scale"], sample
 
     def freeze():
         def before():
-            now, held["scale"] = 1.003 * held["scale"], 1.0
-            return lambda: held.update(scale=now)
+            now, storage["scale"] = 1.003 * storage["scale"], 1.0
+            return lambda: storage.update(scale=now)
 
         return before
 
     start = START.to(torch.float32)
-    state, said, _, engine = run("graph", make, calls=(1, 100), freeze=freeze, start=start)
+    state, messages, _, engine = run("graph", make, calls=(1, 100), freeze=freeze, start=start)
     assert engine.name == "eager"
-    assert len(said) == 1
-    assert "no longer gives the numbers" in said[0]
+    assert len(messages) == 1
+    assert "no longer gives the numbers" in messages[0]
     assert state.step_count == 101
 
 
 @pytest.mark.parametrize("what", ["number", "size"])
-def test_a_batch_of_another_form_at_every_step_is_stepped(what):
+def test_batch_shape_changing_every_step_is_eager(what):
     """A graph is recorded for batches of one shape, and for the numbers that they held."""
 
     def make(generator):
@@ -364,33 +364,33 @@ def test_a_batch_of_another_form_at_every_step_is_stepped(what):
 
         return lambda lam, omega, batch: plain(lam, omega, batch[0]) / batch[1], sample
 
-    state, said, _, engine = run("graph", make)
+    state, messages, _, engine = run("graph", make)
     assert state.step_count == 40
     assert state.is_finite()
     assert engine.name == "eager"
-    assert len(said) == 1
-    assert "must come from the generator alone" in said[0]
+    assert len(messages) == 1
+    assert "must come from the generator alone" in messages[0]
 
 
-def test_a_batch_of_something_else_is_stepped():
+def test_batch_of_unsupported_type_is_eager():
     def make(generator):
         draw = drawing(generator)
         return lambda lam, omega, batch: plain(lam, omega, next(iter(batch))), lambda: StepBatches.shared(
             {0: draw()}.values(), None
         )
 
-    said, engine = compare(make)
+    messages, engine = compare(make)
     assert engine.name == "eager"
-    assert "tensors, numbers and strings" in said[0]
+    assert "tensors, numbers and strings" in messages[0]
 
 
-def test_a_replay_that_fails_is_stepped():
-    said, engine = compare(lambda generator: (plain, samples(generator)), fails_at=10)
+def test_replay_failure_falls_back_to_eager():
+    messages, engine = compare(lambda generator: (plain, samples(generator)), fails_at=10)
     assert engine.name == "eager"
-    assert said[0].startswith("The captured step failed (the device has gone.)")
+    assert messages[0].startswith("The captured step failed (the device has gone.)")
 
 
-def test_what_is_not_finite_is_replayed_and_compared_once_it_is_finite():
+def test_replay_check_waits_for_finite_values():
     generator = torch.Generator().manual_seed(5)
     problem, draw = CountedProblem(Problem(plain, outer)), samples(generator)
     algorithm = fsla.algorithms.soba(RATES)
@@ -399,13 +399,13 @@ def test_what_is_not_finite_is_replayed_and_compared_once_it_is_finite():
     engine, _ = captured("graph", algorithm, problem, draw, generator)
     broken = engine.advance(bad, 30)
     assert not broken.is_finite()
-    found = engine.advance(good, 4)
-    assert found.is_finite()
+    actual = engine.advance(good, 4)
+    assert actual.is_finite()
     assert engine.name == "graph"
     assert engine._agreed == captures.FIRST
 
 
-def test_a_converged_run_is_not_taken_for_a_wrong_one():
+def test_replay_check_accepts_converged_run():
     """Near the minimum d is what is left of terms that cancel: rounding, which a graph need not share."""
     problem = CountedProblem(
         Problem(
@@ -425,7 +425,7 @@ def test_a_converged_run_is_not_taken_for_a_wrong_one():
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, F64])
-def test_what_is_left_of_terms_that_cancel_is_compared_with_rounding(dtype, monkeypatch):
+def test_replay_check_accepts_rounding_of_cancelling_terms(dtype, monkeypatch):
     """Of many such numbers: the rounding of a single one may be zero by chance, which depends on the processor."""
     a = normal(50, 3, 64, seed=4).to(dtype)
     start = State(0, Variable({"l": a[0]}), Variable({"w": a[1]}), {"l": torch.zeros(64, dtype=dtype)}, None)
@@ -437,16 +437,16 @@ def test_what_is_left_of_terms_that_cancel_is_compared_with_rounding(dtype, monk
     def otherwise(w):
         return (a.flip(0) * w).flip(1).sum(1).sum(0)
 
-    expected, found = step(start), step(start, otherwise)
-    assert 0 < float((expected.direction["l"] - found.direction["l"]).norm()) < 1e3 * torch.finfo(dtype).eps
-    assert captures.difference(start, expected, found, step) is None
+    expected, actual = step(start), step(start, otherwise)
+    assert 0 < float((expected.direction["l"] - actual.direction["l"]).norm()) < 1e3 * torch.finfo(dtype).eps
+    assert captures.difference(start, expected, actual, step) is None
     wrong = step(start, extra=1e-3 if dtype == torch.float32 else 1e-10)
     assert captures.difference(start, expected, wrong, step) == "direction"
     monkeypatch.setattr(captures, "AS_ROUNDING", 0.0)
-    assert captures.difference(start, expected, found, step) == "direction"
+    assert captures.difference(start, expected, actual, step) == "direction"
 
 
-def test_batches_of_several_inner_steps_are_captured():
+def test_capture_takes_batches_of_inner_steps():
     generator = torch.Generator().manual_seed(5)
     draw = drawing(generator)
     problem, algorithm = CountedProblem(Problem(plain, outer)), fsla.algorithms.bp(RATES, inner_steps=2)

@@ -23,10 +23,10 @@ def numbers(text, name):
 
 def ridge_penalties(text):
     """On both data sets the validation error falls below that of both searches and of one penalty."""
-    found = numbers(text, "FSLA, each feature")
-    assert len(found) == 2
+    ratios = numbers(text, "FSLA, each feature")
+    assert len(ratios) == 2
     others = [numbers(text, name) for name in ("random, each feature", "random, each group", "RidgeCV, one penalty")]
-    for i, (start, valid, _) in enumerate(found):
+    for i, (start, valid, _) in enumerate(ratios):
         assert valid < start
         assert valid < min(other[i][1] for other in others)
 
@@ -41,10 +41,10 @@ def class_weights(text):
 
 def mixture_weights(text):
     """The clean sources gain, the wrong ones lose, and the network is better than with uniform weights."""
-    share = dict(re.findall(r"share of \d sources, (.+): (\d+) %", text))
-    assert int(share["clean"]) > 100 * 2 / 12
-    assert int(share["labels + 1"]) < 100 * 3 / 12
-    assert int(share["random labels"]) < 100 * 3 / 12
+    percent = dict(re.findall(r"share of \d sources, (.+): (\d+) %", text))
+    assert int(percent["clean"]) > 100 * 2 / 12
+    assert int(percent["labels + 1"]) < 100 * 3 / 12
+    assert int(percent["random labels"]) < 100 * 3 / 12
     assert numbers(text, "FSLA")[0][0] > numbers(text, "uniform weights")[0][0]
 
 
@@ -64,12 +64,12 @@ def equilibrium(text):
 CHECKS = {check.__name__: check for check in (ridge_penalties, class_weights, mixture_weights, few_shot, equilibrium)}
 
 
-def test_every_example_is_checked():
+def test_examples_all_have_a_check():
     assert sorted(CHECKS) == NAMES
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_an_example_runs(name, tmp_path):
+def test_example_runs(name, tmp_path):
     path = EXAMPLES / f"{name}.py"
     assert len(path.read_text(encoding="utf-8").splitlines()) <= 120
     source = str(Path(fsla.__file__).parents[1])
@@ -82,7 +82,7 @@ def test_an_example_runs(name, tmp_path):
     assert (tmp_path / f"{name}.png").read_bytes().startswith(PNG)
 
 
-def test_the_learnt_loss_takes_fifteen_lines():
+def test_example_learned_loss_has_fifteen_lines():
     marks = re.findall(r"# \+(\d+)", (EXAMPLES / "class_weights.py").read_text(encoding="utf-8"))
     assert [int(m) for m in marks] == list(range(1, len(marks) + 1))
     assert len(marks) <= 15

@@ -26,7 +26,7 @@ from fsla._files import (
 )
 
 
-def test_text_and_bytes_come_back(tmp_path):
+def test_write_bytes_round_trip(tmp_path):
     write_text(tmp_path / "x", "δ\n")
     assert (tmp_path / "x").read_bytes() == "δ\n".encode()
     write_bytes(tmp_path / "x", b"\0\xff")
@@ -34,7 +34,7 @@ def test_text_and_bytes_come_back(tmp_path):
     assert [p.name for p in tmp_path.iterdir()] == ["x"]
 
 
-def test_a_failed_rename_leaves_the_old_file(tmp_path, monkeypatch):
+def test_write_bytes_failed_rename_keeps_old_file(tmp_path, monkeypatch):
     write_text(tmp_path / "x", "old")
     monkeypatch.setattr("pathlib.Path.replace", lambda *a: (_ for _ in ()).throw(OSError("disk full")))
     with pytest.raises(OSError, match="disk full"):
@@ -43,7 +43,7 @@ def test_a_failed_rename_leaves_the_old_file(tmp_path, monkeypatch):
     assert (tmp_path / "x").read_text() == "old"
 
 
-def test_a_write_that_breaks_off_leaves_the_old_file_and_names_it(tmp_path):
+def test_write_bytes_interrupted_keeps_old_file(tmp_path):
     """A limit on the size of files breaks a write off midway, as a full disk does."""
     write_text(tmp_path / "x", "old")
     code = (
@@ -57,7 +57,7 @@ def test_a_write_that_breaks_off_leaves_the_old_file_and_names_it(tmp_path):
     assert (tmp_path / "x").read_text() == "old"
 
 
-def test_a_pipe_is_written_into(tmp_path):
+def test_write_bytes_to_pipe_writes_into_it(tmp_path):
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     seen = []
@@ -69,7 +69,7 @@ def test_a_pipe_is_written_into(tmp_path):
     assert stat.S_ISFIFO(pipe.stat().st_mode)
 
 
-def test_a_link_is_followed(tmp_path):
+def test_write_bytes_follows_link(tmp_path):
     (tmp_path / "deep").mkdir()
     (tmp_path / "deep" / "real").write_text("old")
     (tmp_path / "link").symlink_to(tmp_path / "deep" / "real")
@@ -78,7 +78,7 @@ def test_a_link_is_followed(tmp_path):
     assert (tmp_path / "deep" / "real").read_text() == "new"
 
 
-def test_what_cannot_be_written_is_noticed_before(tmp_path):
+def test_check_writable_fails_before_writing(tmp_path):
     ensure_writable(tmp_path / "new" / "deeper" / "x")
     assert list((tmp_path / "new" / "deeper").iterdir()) == []
     with pytest.raises(IsADirectoryError):
@@ -106,19 +106,19 @@ def names(folder):
     return sorted(p.name for p in folder.iterdir())
 
 
-def test_remove_orphans_keeps_all_but_those_of_dead_processes_of_this_host(tmp_path, dead):
+def test_remove_orphans_removes_files_of_dead_local_processes_only(tmp_path, dead):
     """Another host has processes of its own, and a name of another form is of another program."""
-    kept = [temporary(os.getpid()), temporary(dead, host="0123abcd"), "x", f".x.{dead}.tmp", f".x.fsla-{dead}.tmp"]
-    for name in [*kept, temporary(dead), temporary(9_999_999_999)]:
+    remaining = [temporary(os.getpid()), temporary(dead, host="0123abcd"), "x", f".x.{dead}.tmp", f".x.fsla-{dead}.tmp"]
+    for name in [*remaining, temporary(dead), temporary(9_999_999_999)]:
         (tmp_path / name).write_text("half")
     folder, link = temporary(dead, "folder"), temporary(dead, "link")
     (tmp_path / folder).mkdir()
     (tmp_path / link).symlink_to(tmp_path / "x")
     remove_orphans(tmp_path)
-    assert names(tmp_path) == sorted([*kept, folder, link])
+    assert names(tmp_path) == sorted([*remaining, folder, link])
 
 
-def test_write_bytes_ignores_a_link_at_a_known_temporary_name(tmp_path):
+def test_write_bytes_ignores_planted_link(tmp_path):
     """In a shared folder another user's link would have the content written through it."""
     (tmp_path / "victim").write_text("precious")
     (tmp_path / f".x.{os.getpid()}.tmp").symlink_to(tmp_path / "victim")
@@ -127,7 +127,7 @@ def test_write_bytes_ignores_a_link_at_a_known_temporary_name(tmp_path):
     assert not (tmp_path / "x").is_symlink()
 
 
-def test_write_bytes_opens_no_temporary_name_that_is_taken(tmp_path, monkeypatch):
+def test_write_bytes_skips_taken_temporary_name(tmp_path, monkeypatch):
     """Even a random name that was guessed is not opened."""
     (tmp_path / "victim").write_text("precious")
     link = tmp_path / temporary(os.getpid())
@@ -141,7 +141,7 @@ def test_write_bytes_opens_no_temporary_name_that_is_taken(tmp_path, monkeypatch
 
 
 @pytest.mark.parametrize(("umask", "mode"), [(0o022, 0o644), (0o027, 0o640)])
-def test_write_bytes_leaves_the_permissions_to_the_umask(tmp_path, umask, mode):
+def test_write_bytes_permissions_follow_umask(tmp_path, umask, mode):
     """A temporary file that only its owner can read would stay so under its last name."""
     before = os.umask(umask)
     try:
@@ -151,14 +151,14 @@ def test_write_bytes_leaves_the_permissions_to_the_umask(tmp_path, umask, mode):
     assert stat.S_IMODE((tmp_path / "x").stat().st_mode) == mode
 
 
-def test_write_bytes_takes_names_of_255_bytes(tmp_path):
+def test_write_bytes_accepts_names_of_255_bytes(tmp_path):
     """The temporary name is longer than the name, and must not be too long for the system."""
     write_text(tmp_path / ("x" * 255), "new")
     write_text(tmp_path / ("δ" * 127), "new")
     assert len(names(tmp_path)) == 2
 
 
-def test_publish_file_brings_the_name_to_the_disk(tmp_path, monkeypatch):
+def test_publish_file_syncs_directory(tmp_path, monkeypatch):
     """A crash of the machine could else undo the rename, after older files were removed."""
     synced = []
     monkeypatch.setattr(os, "fsync", lambda file: synced.append(stat.S_ISDIR(os.fstat(file).st_mode)))
@@ -175,9 +175,9 @@ def planted(path, kind, victim):
     elif kind == "folder":
         path.mkdir()
     else:
-        held = socket.socket(socket.AF_UNIX)
-        held.bind(str(path))
-        return held
+        occupant = socket.socket(socket.AF_UNIX)
+        occupant.bind(str(path))
+        return occupant
     return None
 
 
@@ -185,11 +185,11 @@ KINDS = ["link", "hanging link", "loop", "link to a device", "pipe", "folder", "
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_only_regular_files_are_opened_and_replaced(tmp_path, monkeypatch, kind):
+def test_open_regular_of_irregular_file_raises(tmp_path, monkeypatch, kind):
     """Nothing is read, written or waited for, whatever is in the place of a file."""
     monkeypatch.chdir(tmp_path)  # a socket has a short path
     Path("victim").write_text("precious")
-    held = planted(Path("x"), kind, "victim")
+    occupant = planted(Path("x"), kind, "victim")
     before = os.lstat("x")
     what = f"a {kind}" if kind in ("pipe", "folder", "socket") else "a symbolic link"
     for act in (
@@ -202,17 +202,17 @@ def test_only_regular_files_are_opened_and_replaced(tmp_path, monkeypatch, kind)
     assert os.lstat("x") == before
     assert Path("victim").read_text() == "precious"
     assert names(Path()) == ["victim", "x"]
-    assert held is None or held.close() is None
+    assert occupant is None or occupant.close() is None
 
 
 @pytest.mark.parametrize("kind", ["link", "hanging link", "pipe"])
-def test_open_regular_notices_what_was_planted_after_the_look(tmp_path, monkeypatch, kind):
+def test_open_regular_detects_swap_after_check(tmp_path, monkeypatch, kind):
     """The descriptor is looked at too, so that no moment is left."""
     (tmp_path / "victim").write_text("precious")
     planted(tmp_path / "x", kind, tmp_path / "victim")
-    looks = iter([None])
+    checks = iter([None])
     real = files.check_regular
-    monkeypatch.setattr(files, "check_regular", lambda path: next(looks) if looks.__length_hint__() else real(path))
+    monkeypatch.setattr(files, "check_regular", lambda path: next(checks) if checks.__length_hint__() else real(path))
     with pytest.raises(FileError, match="not a regular file"):
         open_regular(tmp_path / "x", os.O_RDWR | os.O_CREAT)
     assert names(tmp_path) == ["victim", "x"]
@@ -223,7 +223,7 @@ def test_open_regular_notices_what_was_planted_after_the_look(tmp_path, monkeypa
 FILES = {"a", "b"}
 
 
-def filled(folder, text):
+def write_folder(folder, text):
     for name in FILES:
         (folder / name).write_text(text)
 
@@ -236,7 +236,7 @@ def text_of(folder):
 
 
 @pytest.fixture(params=["swapped at once", "renamed twice"])
-def way(request, monkeypatch):
+def publish_variant(request, monkeypatch):
     """How folders change places: as the file system can, and as on one that cannot exchange names."""
     if request.param == "renamed twice":
         monkeypatch.setattr(files, "_exchange_names", lambda a, b: False)
@@ -244,26 +244,26 @@ def way(request, monkeypatch):
 
 
 @pytest.mark.parametrize("before", ["none", "empty", "old"])
-def test_publish_folder_replaces_what_is_listed(tmp_path, way, before):
+def test_publish_folder_replaces_listed_files(tmp_path, publish_variant, before):
     target = tmp_path / "out"
     if before != "none":
         target.mkdir()
     if before == "old":
-        filled(target, "old")
-    with temporary_folder(target, FILES) as made:
-        filled(made, "new")
-        publish_folder(made, target, lambda folder: FILES)
+        write_folder(target, "old")
+    with temporary_folder(target, FILES) as temporary:
+        write_folder(temporary, "new")
+        publish_folder(temporary, target, lambda folder: FILES)
     assert text_of(target) == "new"
     assert names(tmp_path) == ["out"]
 
 
 @pytest.mark.parametrize("at", ["before", "at the last moment"])
 @pytest.mark.parametrize("kind", ["file", "folder", "link", "file in place"])
-def test_publish_folder_loses_nothing_where_files_have_appeared(tmp_path, monkeypatch, way, at, kind):
+def test_publish_folder_keeps_files_that_appear(tmp_path, monkeypatch, publish_variant, at, kind):
     """A file may be put into the folder while the training runs, and up to the swap."""
     target = tmp_path / "out"
     target.mkdir()
-    filled(target, "old")
+    write_folder(target, "old")
     (tmp_path / "elsewhere").write_text("precious")
 
     def come():
@@ -285,22 +285,22 @@ def test_publish_folder_loses_nothing_where_files_have_appeared(tmp_path, monkey
         real = files._swap
         swaps = iter([come])
         monkeypatch.setattr(files, "_swap", lambda a, b: (next(swaps, lambda: None)(), real(a, b)))
-    with temporary_folder(target, FILES) as made:
-        filled(made, "new")
+    with temporary_folder(target, FILES) as temporary:
+        write_folder(temporary, "new")
         with pytest.raises(FileError) as caught:
-            publish_folder(made, target, lambda folder: FILES)
-    (kept,) = (p for p in tmp_path.iterdir() if p.name.startswith("out-"))
-    assert text_of(kept) == "new"
+            publish_folder(temporary, target, lambda folder: FILES)
+    (aside_folder,) = (p for p in tmp_path.iterdir() if p.name.startswith("out-"))
+    assert text_of(aside_folder) == "new"
     name = "thesis" if kind in ("file", "folder") else "a"
     assert str(caught.value) == (
         f"Cannot replace {target}: fsla did not write {name}. The folder is as it was, and the new results are in "
-        f"{kept}."
+        f"{aside_folder}."
     )
     assert (target / "b").read_text() == "old"
     assert (target / name).is_symlink() if kind == "link" else (target / name).exists()
     assert kind != "folder" or (target / "thesis" / "a").read_text() == "precious"
     assert (tmp_path / "elsewhere").read_text() == "precious"
-    assert names(tmp_path) == sorted(["elsewhere", "out", kept.name])
+    assert names(tmp_path) == sorted(["elsewhere", "out", aside_folder.name])
 
 
 KILLED = """
@@ -336,15 +336,17 @@ with files.temporary_folder(target, names) as made:
 """
 
 
-def test_a_process_killed_at_any_change_leaves_the_old_or_the_new_folder(tmp_path, way):
+def test_publish_folder_killed_anywhere_leaves_old_or_new(tmp_path, publish_variant):
     """The process ends before each of its changes in turn; the next run removes what was left."""
     target = tmp_path / "out"
     target.mkdir()
-    filled(target, "old")
+    write_folder(target, "old")
     seen = []
     for moment in range(200):
-        done = subprocess.run([sys.executable, "-S", "-c", KILLED, files.__file__, target, way, str(moment)])
-        if way == "swapped at once":
+        done = subprocess.run(
+            [sys.executable, "-S", "-c", KILLED, files.__file__, target, publish_variant, str(moment)]
+        )
+        if publish_variant == "swapped at once":
             assert text_of(target) in ("old", "new")
         mend_folder(target, FILES)
         assert names(tmp_path) == ["out"], moment
@@ -352,25 +354,25 @@ def test_a_process_killed_at_any_change_leaves_the_old_or_the_new_folder(tmp_pat
         if done.returncode == 0:
             break
         assert done.returncode == 9
-        filled(target, "old")
+        write_folder(target, "old")
     assert len(seen) > 15
     assert set(seen[:-1]) == {"old", "new"}
     assert seen[-1] == "new"
 
 
-def test_mend_folder_leaves_what_may_be_of_others(tmp_path, dead):
+def test_mend_folder_keeps_files_of_others(tmp_path, dead):
     """A name with a dead process's number may hold a user's file, be another host's, or lead elsewhere."""
     (tmp_path / "elsewhere").mkdir()
-    filled(tmp_path / "elsewhere", "precious")
-    mine, other, host = temporary(dead, "out"), temporary(dead, "out2"), temporary(dead, "out", host="0123abcd")
-    for name in (mine, other, host):
+    write_folder(tmp_path / "elsewhere", "precious")
+    local, other, host = temporary(dead, "out"), temporary(dead, "out2"), temporary(dead, "out", host="0123abcd")
+    for name in (local, other, host):
         (tmp_path / name).mkdir()
         (tmp_path / name / "thesis").write_text("precious")
         (tmp_path / name / "a").write_text("half")
     link = temporary(9_999_999_999, "out")
     (tmp_path / link).symlink_to(tmp_path / "elsewhere")
     mend_folder(tmp_path / "out", FILES)
-    assert names(tmp_path) == sorted([mine, other, host, link, "elsewhere"])
-    assert names(tmp_path / mine) == ["thesis"]
+    assert names(tmp_path) == sorted([local, other, host, link, "elsewhere"])
+    assert names(tmp_path / local) == ["thesis"]
     assert names(tmp_path / other) == names(tmp_path / host) == ["a", "thesis"]
     assert text_of(tmp_path / "elsewhere") == "precious"

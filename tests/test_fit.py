@@ -79,7 +79,7 @@ RATES = {
 class Setup:
     """A run as a script sets it up: with all that has a state."""
 
-    def __init__(self, algorithm=fsla.FSLA, *, own=True, width=6, workers=0, **options):
+    def __init__(self, algorithm=fsla.FSLA, *, user_optimizers=True, width=6, workers=0, **options):
         torch.manual_seed(0)
         random.seed(0)
         numpy.random.seed(0)
@@ -88,13 +88,13 @@ class Setup:
         self.weights = CountingWeights()
         losses = {"inner_loss": inner_loss, "outer_loss": outer_loss}
         self.opt = algorithm(
-            self.model, {"w": self.weights}, **self.of_mapping(losses), **(RATES if own else {}), **options
+            self.model, {"w": self.weights}, **self.of_mapping(losses), **(RATES if user_optimizers else {}), **options
         )
         self.train = DataLoader(Augmented(40, 1), batch_size=8, shuffle=True, num_workers=workers)
         generator = torch.Generator().manual_seed(5)
         self.trusted = DataLoader(TensorDataset(*data(28, 2)), batch_size=8, shuffle=True, generator=generator)
         self.schedulers = []
-        if own:
+        if user_optimizers:
             self.schedulers = [
                 lr_scheduler.CosineAnnealingLR(self.opt.inner_optimizer, STEPS),
                 lr_scheduler.MultiStepLR(self.opt.outer_optimizer, [4, 11, 11], 0.5),
@@ -112,9 +112,15 @@ class Setup:
         return {"loss": loss, "error": (model(x).argmax(1) != y).double().mean()}
 
     def fit(self, folder=None, **more):
-        given = {"max_steps": STEPS, "eval_fn": self.evaluate, "eval_every": 4, "save_every": 3, "progress_bar": False}
-        given |= {"lr_schedulers": self.schedulers, "output_dir": folder}
-        history = fsla.fit(self.opt, self.train, self.trusted, **(given | more))
+        arguments = {
+            "max_steps": STEPS,
+            "eval_fn": self.evaluate,
+            "eval_every": 4,
+            "save_every": 3,
+            "progress_bar": False,
+        }
+        arguments |= {"lr_schedulers": self.schedulers, "output_dir": folder}
+        history = fsla.fit(self.opt, self.train, self.trusted, **(arguments | more))
         self.end = self.left()
         return history
 
@@ -168,7 +174,7 @@ KINDS = {
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_run_goes_on_exactly_after_exceptions(tmp_path, kind):
+def test_fit_resumes_exactly_after_exception(tmp_path, kind):
     whole = Setup(**KINDS[kind])
     history = whole.fit(tmp_path / "whole")
     folder = tmp_path / "broken"
@@ -197,10 +203,10 @@ def test_a_run_goes_on_exactly_after_exceptions(tmp_path, kind):
     )
 
 
-def test_saving_and_evaluating_change_nothing(tmp_path):
-    plain = Setup(own=False)
+def test_fit_saving_and_evaluating_change_nothing(tmp_path):
+    plain = Setup(user_optimizers=False)
     plain.fit(eval_fn=None)
-    other = Setup(own=False)
+    other = Setup(user_optimizers=False)
     other.model[1].eval()
     other.model[1].train()
     other.fit(tmp_path, eval_every=1, save_every=1)
@@ -209,7 +215,7 @@ def test_saving_and_evaluating_change_nothing(tmp_path):
     assert all(m.training for m in other.model.modules())
 
 
-def test_a_module_that_was_frozen_stays_so_after_an_evaluation():
+def test_fit_evaluation_keeps_module_modes():
     run = Setup()
     run.model[1].eval()
     seen = []
@@ -224,22 +230,22 @@ def test_a_module_that_was_frozen_stays_so_after_an_evaluation():
     assert history.records[0]["metric"] == 1.0
 
 
-def test_steps_can_be_added_later(tmp_path):
-    whole = Setup(own=False)
+def test_fit_resumes_with_more_steps(tmp_path):
+    whole = Setup(user_optimizers=False)
     whole.fit(tmp_path / "whole", eval_every=5)
-    Setup(own=False).fit(tmp_path / "parts", max_steps=10, eval_every=5)
-    later = Setup(own=False)
+    Setup(user_optimizers=False).fit(tmp_path / "parts", max_steps=10, eval_every=5)
+    later = Setup(user_optimizers=False)
     assert later.fit(tmp_path / "parts", eval_every=5).resumed_from == 10
     assert later.end == whole.end
-    done = Setup(own=False)
+    done = Setup(user_optimizers=False)
     history = done.fit(tmp_path / "parts", eval_every=5)
     assert (history.num_steps, history.resumed_from, len(history.records)) == (STEPS, STEPS, 6)
     assert digest(done.model.state_dict()) == digest(whole.model.state_dict())
     with pytest.raises(CheckpointError, match=r"beyond the 20 steps .* at step 30\. Ask for more steps"):
-        Setup(own=False).fit(tmp_path / "parts", max_steps=20)
+        Setup(user_optimizers=False).fit(tmp_path / "parts", max_steps=20)
 
 
-def test_a_rescue_after_a_resume_goes_back_as_without_one(tmp_path):
+def test_fit_rollback_after_resume_is_unchanged(tmp_path):
     """What a rescue goes back to is saved too."""
     x, y = data(8, 1)
     bad = [(torch.full_like(x, torch.nan) if k == 19 else x, y) for k in range(40)]
@@ -267,7 +273,7 @@ def test_a_rescue_after_a_resume_goes_back_as_without_one(tmp_path):
 # -------------------------------------------------------------------------------------------------------------- loaders
 
 
-def test_loaders_of_unequal_length_start_anew():
+def test_fit_restarts_shorter_loader():
     x, y = data(6, 1)
     seen = {"inner": [], "outer": []}
 
@@ -287,7 +293,7 @@ def test_loaders_of_unequal_length_start_anew():
     assert seen["outer"] == [0, 1, 2, 3, 4, 5, 6]
 
 
-def test_without_a_trusted_loader_the_outer_loss_gets_none():
+def test_fit_without_outer_loader_passes_none():
     x, y = data(6, 1)
 
     def outer(model, weights, batch):
@@ -298,7 +304,7 @@ def test_without_a_trusted_loader_the_outer_loss_gets_none():
     assert fsla.fit(opt, [(x, y)], max_steps=2).num_steps == 2
 
 
-def test_a_data_loader_reshuffles_and_a_distributed_sampler_is_told_the_epoch():
+def test_fit_reshuffles_and_sets_epoch():
     set_ = TensorDataset(torch.arange(6))
     feed = Feed(DataLoader(set_, shuffle=True), "inner_loader")
     epochs = [[int(feed.draw()[0]) for _ in range(6)] for _ in range(3)]
@@ -312,11 +318,11 @@ def test_a_data_loader_reshuffles_and_a_distributed_sampler_is_told_the_epoch():
 
 
 @pytest.mark.parametrize("replacement", [False, True])
-@pytest.mark.parametrize("own", [False, True])
+@pytest.mark.parametrize("own_generator", [False, True])
 @pytest.mark.parametrize("drawn", [1, 4, 5, 6, 17])
-def test_a_place_in_a_loader_is_found_again(replacement, own, drawn):
+def test_loader_position_is_restored(replacement, own_generator, drawn):
     def make():
-        generator = torch.Generator().manual_seed(1) if own else None
+        generator = torch.Generator().manual_seed(1) if own_generator else None
         sampler = torch.utils.data.RandomSampler(range(40), replacement=replacement, generator=generator)
         return Feed(DataLoader(range(40), batch_size=8, sampler=sampler), "inner_loader")
 
@@ -336,7 +342,7 @@ def test_a_place_in_a_loader_is_found_again(replacement, own, drawn):
     assert [again.draw().tolist() for _ in range(12)] == rest
 
 
-def test_the_places_of_two_loaders_with_one_generator_are_found_again():
+def test_loader_positions_with_one_generator_are_restored():
     def make():
         generator = torch.Generator().manual_seed(1)
         sizes = (5, 3)
@@ -355,7 +361,7 @@ def test_the_places_of_two_loaders_with_one_generator_are_found_again():
     assert [int(feed.draw()) for feed in again * 12] == rest
 
 
-def test_an_iterator_that_ends_and_empty_loaders_are_refused():
+def test_fit_with_iterator_or_empty_loader_raises():
     x, y = data(6, 1)
 
     def opt():
@@ -377,18 +383,20 @@ def test_an_iterator_that_ends_and_empty_loaders_are_refused():
 # -------------------------------------------------------------------------------------- evaluation, stopping, callbacks
 
 
-def test_patience_ends_a_run_and_a_resume_leaves_it_ended(tmp_path):
+def test_fit_patience_stops_and_resume_stays_stopped(tmp_path):
     losses = iter([3.0, 3.5, 2.0, 2.5, float("nan"), 2.0, 1.0])
-    history = Setup(own=False).fit(tmp_path, eval_fn=lambda model: next(losses), eval_every=2, patience=3)
+    history = Setup(user_optimizers=False).fit(tmp_path, eval_fn=lambda model: next(losses), eval_every=2, patience=3)
     assert (history.stop_reason, history.num_steps, history.best_metric, history.best_step) == ("patience", 12, 2.0, 6)
     assert [r["metric"] for r in history.records] == [3.0, 3.5, 2.0, 2.5, None, 2.0]
-    again = Setup(own=False).fit(tmp_path, eval_fn=lambda model: next(losses), eval_every=2, patience=3)
+    again = Setup(user_optimizers=False).fit(tmp_path, eval_fn=lambda model: next(losses), eval_every=2, patience=3)
     assert (again.stop_reason, again.num_steps) == ("patience", 12)
-    more = Setup(own=False).fit(tmp_path, eval_fn=lambda model: next(losses), max_steps=14, eval_every=2, patience=9)
+    more = Setup(user_optimizers=False).fit(
+        tmp_path, eval_fn=lambda model: next(losses), max_steps=14, eval_every=2, patience=9
+    )
     assert (more.stop_reason, more.num_steps, more.best_step) == ("steps", 14, 14)
 
 
-def test_callbacks_see_each_record_and_end_the_run():
+def test_fit_callbacks_see_records_and_stop():
     seen = []
     run = Setup()
     last = [lambda opt, record: record["step"] == 8, lambda opt, record: seen.append((opt is run.opt, record["step"]))]
@@ -397,11 +405,19 @@ def test_callbacks_see_each_record_and_end_the_run():
     assert seen == [(True, 4), (True, 8)]
 
 
-def test_a_record_has_what_a_step_saw(tmp_path):
-    Setup(own=False).fit(tmp_path, max_steps=4)
+def test_fit_record_matches_step(tmp_path):
+    Setup(user_optimizers=False).fit(tmp_path, max_steps=4)
     (record,) = records(tmp_path)
-    own = ["step", "inner_loss", "outer_loss", "hypergradient_norm", "adjoint_norm", "hessian_norm", "outer_step_scale"]
-    assert list(record) == [*own, "loss", "error"]
+    expected_keys = [
+        "step",
+        "inner_loss",
+        "outer_loss",
+        "hypergradient_norm",
+        "adjoint_norm",
+        "hessian_norm",
+        "outer_step_scale",
+    ]
+    assert list(record) == [*expected_keys, "loss", "error"]
     assert all(isinstance(value, int | float) for value in record.values())
     assert record["hessian_norm"] > 0
 
@@ -422,17 +438,17 @@ def test_a_record_has_what_a_step_saw(tmp_path):
         ({"tensorboard": True}, "needs a folder"),
     ],
 )
-def test_bad_input_gets_one_message(more, message):
+def test_fit_invalid_argument_raises(more, message):
     with pytest.raises((ValueError, TypeError), match=message):
         Setup().fit(**more)
 
 
-def test_schedulers_of_other_optimisers_are_refused():
+def test_fit_with_scheduler_of_other_optimizer_raises():
     run = Setup()
     foreign = lr_scheduler.StepLR(torch.optim.SGD(run.model.parameters(), lr=0.1), 3)
     with pytest.raises(ValueError, match=r"must be of an optimiser that was given to FSLA.*Got a StepLR of another"):
         run.fit(lr_schedulers=foreign)
-    measured = Setup(own=False, outer_optimizer=RATES["outer_optimizer"])
+    measured = Setup(user_optimizers=False, outer_optimizer=RATES["outer_optimizer"])
     assert measured.opt.inner_optimizer is None
     with pytest.raises(
         ValueError, match=r"Got a StepLR of another one\. Variables without an optimiser of yours move by"
@@ -445,13 +461,13 @@ def test_schedulers_of_other_optimisers_are_refused():
 # ---------------------------------------------------------------------------------------------------------- checkpoints
 
 
-def test_the_last_checkpoints_are_kept(tmp_path):
+def test_fit_keeps_last_checkpoints(tmp_path):
     Setup().fit(tmp_path, save_total_limit=3)
     assert checkpoints(tmp_path) == [f"checkpoint-{k:08}.safetensors" for k in (24, 27, 30)]
     assert {p.name for p in tmp_path.iterdir()} == {"records.jsonl", *checkpoints(tmp_path)}
 
 
-def test_checkpoints_follow_the_clock(tmp_path, monkeypatch):
+def test_fit_saves_every_minutes(tmp_path, monkeypatch):
     clock = itertools.count()
     monkeypatch.setattr(sys.modules["fsla.train._loop"], "monotonic", lambda: 60.0 * next(clock))
     Setup().fit(tmp_path, save_every=None, save_every_minutes=7.5, save_total_limit=100)
@@ -466,7 +482,7 @@ def interrupted(folder, **more):
 
 
 @pytest.mark.parametrize("damage", ["truncated", "tampered", "empty"])
-def test_a_damaged_checkpoint_is_refused_and_the_one_before_it_serves(tmp_path, damage):
+def test_fit_resumes_from_checkpoint_before_damaged_one(tmp_path, damage):
     whole = Setup()
     whole.fit()
     path = interrupted(tmp_path)
@@ -484,7 +500,7 @@ def test_a_damaged_checkpoint_is_refused_and_the_one_before_it_serves(tmp_path, 
     assert last.end == whole.end
 
 
-def test_a_checkpoint_of_another_problem_is_refused(tmp_path):
+def test_fit_checkpoint_of_other_problem_raises(tmp_path):
     interrupted(tmp_path, run_config={"data": "first", "seed": 0})
     before = {p.name: p.read_bytes() for p in tmp_path.iterdir()}
     same = {"data": "first", "seed": 0}
@@ -509,19 +525,19 @@ def test_a_checkpoint_of_another_problem_is_refused(tmp_path):
     assert {p.name: p.read_bytes() for p in tmp_path.iterdir()} == before
 
 
-def test_previous_needs_two(tmp_path):
+def test_fit_resume_previous_needs_two_checkpoints(tmp_path):
     Setup().fit(tmp_path, save_total_limit=1)
     with pytest.raises(CheckpointError, match=r"must hold two checkpoints"):
         Setup().fit(tmp_path, resume="previous")
 
 
-def test_a_checkpoint_of_something_else_is_refused(tmp_path):
+def test_fit_checkpoint_of_other_kind_raises(tmp_path):
     fsla.train.save_checkpoint(tmp_path / "checkpoint-00000003.safetensors", {"a": 1})
     with pytest.raises(CheckpointError, match=r"it holds a checkpoint, not a checkpoint of fit"):
         Setup().fit(tmp_path)
 
 
-def test_a_state_that_cannot_be_saved_is_said_at_the_first_step(tmp_path):
+def test_fit_unsavable_state_fails_at_first_step(tmp_path):
     run = Setup()
     run.schedulers[0].memory = {1, 2}
     with pytest.raises(TypeError, match="Got set instead") as caught:
@@ -530,7 +546,7 @@ def test_a_state_that_cannot_be_saved_is_said_at_the_first_step(tmp_path):
     assert run.opt.step_count == 1
 
 
-def test_lost_records_are_said_and_the_run_goes_on(tmp_path):
+def test_fit_lost_records_warn_and_continue(tmp_path):
     interrupted(tmp_path)
     lines = (tmp_path / "records.jsonl").read_text().splitlines(keepends=True)
     (tmp_path / "records.jsonl").write_text("".join(lines[:2]) + lines[2][:20])
@@ -543,7 +559,7 @@ def test_lost_records_are_said_and_the_run_goes_on(tmp_path):
 # ------------------------------------------------------------------------------------------ folders, locks and the disk
 
 
-def test_a_folder_that_cannot_be_written_is_found_before_the_first_step(tmp_path, monkeypatch):
+def test_fit_unwritable_folder_fails_before_first_step(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
     run = Setup()
     with pytest.raises(CheckpointError, match=r"folder of fit must be writable\. .*file.* is not: .*Name another"):
@@ -558,7 +574,7 @@ def test_a_folder_that_cannot_be_written_is_found_before_the_first_step(tmp_path
     assert run.opt.step_count == 0
 
 
-def test_one_run_at_a_time_in_a_process(tmp_path):
+def test_fit_inside_fit_raises(tmp_path):
     def again(opt, record):
         Setup().fit(tmp_path)
 
@@ -567,7 +583,7 @@ def test_one_run_at_a_time_in_a_process(tmp_path):
     assert not (tmp_path / "lock").exists()
 
 
-def test_a_lock_of_a_dead_process_is_taken_over(tmp_path):
+def test_fit_takes_lock_of_dead_process(tmp_path):
     (tmp_path / "lock").write_text("4194304999\n")
     assert Setup().fit(tmp_path).num_steps == STEPS
     assert not (tmp_path / "lock").exists()
@@ -586,7 +602,7 @@ def planted(path, kind, victim):
 
 @pytest.mark.parametrize("kind", ["link", "hanging link", "pipe", "folder"])
 @pytest.mark.parametrize("name", ["lock", "records.jsonl"])
-def test_fit_refuses_a_planted_file_and_leaves_all_as_it_was(tmp_path, name, kind):
+def test_fit_with_planted_file_raises_and_changes_nothing(tmp_path, name, kind):
     """A link would have the file that it names truncated, and a pipe would be waited for."""
     (tmp_path / "victim").write_text("123\n")  # as a lock has it
     folder = tmp_path / "run"
@@ -604,7 +620,7 @@ def test_fit_refuses_a_planted_file_and_leaves_all_as_it_was(tmp_path, name, kin
     assert (tmp_path / "victim").read_text() == "123\n"
 
 
-def test_fit_refuses_a_link_to_records_that_comes_after_the_look(tmp_path, monkeypatch):
+def test_fit_with_link_planted_at_records_raises(tmp_path, monkeypatch):
     """The journal opens the file by itself, without following links."""
     (tmp_path / "victim").write_text("precious")
     (tmp_path / "records.jsonl").symlink_to(tmp_path / "victim")
@@ -614,7 +630,7 @@ def test_fit_refuses_a_link_to_records_that_comes_after_the_look(tmp_path, monke
     assert (tmp_path / "victim").read_text() == "precious"
 
 
-def test_fit_refuses_a_lock_that_is_not_its_own(tmp_path):
+def test_fit_with_foreign_lock_raises(tmp_path):
     """A file that happens to be named lock would be truncated, and then removed."""
     (tmp_path / "lock").write_text("my notes")
     with pytest.raises(CheckpointError, match=r"lock: it is not a lock of fsla\. Move it elsewhere"):
@@ -624,7 +640,7 @@ def test_fit_refuses_a_lock_that_is_not_its_own(tmp_path):
 
 
 @pytest.mark.parametrize("when", ["at the start", "during the run"])
-def test_fit_writes_no_checkpoint_through_a_link(tmp_path, when):
+def test_fit_checkpoint_does_not_follow_link(tmp_path, when):
     """The file that the link names would be replaced."""
     (tmp_path / "victim").write_text("precious")
     folder = tmp_path / "run"
@@ -642,7 +658,7 @@ def test_fit_writes_no_checkpoint_through_a_link(tmp_path, when):
     assert (tmp_path / "victim").read_text() == "precious"
 
 
-def test_fit_removes_links_and_not_what_they_lead_to(tmp_path):
+def test_fit_removes_links_and_keeps_targets(tmp_path):
     """Old checkpoints and unfinished parts are removed, which a link may stand for."""
     (tmp_path / "precious").mkdir()
     (tmp_path / "precious" / "x").write_text("precious")
@@ -654,7 +670,7 @@ def test_fit_removes_links_and_not_what_they_lead_to(tmp_path):
     assert (tmp_path / "precious" / "x").read_text() == "precious"
 
 
-def test_a_file_system_without_locks_is_said(tmp_path, monkeypatch):
+def test_fit_without_file_locks_warns(tmp_path, monkeypatch):
     def none(*args):
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
 
@@ -664,7 +680,7 @@ def test_a_file_system_without_locks_is_said(tmp_path, monkeypatch):
     assert not (tmp_path / "lock").exists()
 
 
-def test_a_full_disk_leaves_what_was_there(tmp_path, monkeypatch):
+def test_fit_on_full_disk_keeps_previous_files(tmp_path, monkeypatch):
     whole = Setup()
     whole.fit()
     real = os.fsync
@@ -693,37 +709,41 @@ class Terminal(io.StringIO):
         return True
 
 
-def test_the_bar_shows_on_a_terminal_alone(monkeypatch):
+def test_fit_progress_bar_needs_terminal(monkeypatch):
     monkeypatch.setattr(journal, "REFRESH_S", 0.0)
     monkeypatch.setenv("COLUMNS", "160")
-    for stream, wanted, shown in ((Terminal(), True, True), (Terminal(), False, False), (io.StringIO(), True, False)):
+    for stream, requested, shown in (
+        (Terminal(), True, True),
+        (Terminal(), False, False),
+        (io.StringIO(), True, False),
+    ):
         monkeypatch.setattr(sys, "stderr", stream)
-        Setup(own=False).fit(max_steps=6, progress_bar=wanted)
+        Setup(user_optimizers=False).fit(max_steps=6, progress_bar=requested)
         text = stream.getvalue()
         assert all((part in text) == shown for part in ("6/6", "inner", "outer", "|d|", "L "))
 
 
-def test_tensorboard_is_told_the_records(tmp_path, monkeypatch):
-    told = []
+def test_fit_tensorboard_gets_records(tmp_path, monkeypatch):
+    calls = []
 
     class SummaryWriter:
         def __init__(self, folder, purge_step):
-            told.append(("open", folder, purge_step))
+            calls.append(("open", folder, purge_step))
 
         def add_scalar(self, name, value, step):
-            told.append((name, value, step))
+            calls.append((name, value, step))
 
         def close(self):
-            told.append("close")
+            calls.append("close")
 
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", types.SimpleNamespace(SummaryWriter=SummaryWriter))
     history = Setup().fit(tmp_path, max_steps=6, tensorboard=True)
-    assert told[0] == ("open", str(tmp_path / "tensorboard"), 1)
-    assert told[-1] == "close"
-    assert ("loss", history.records[1]["loss"], 6) in told
-    assert {entry[0] for entry in told[1:-1]} == set(history.records[0]) - {"step", "hessian_norm", "outer_step_scale"}
+    assert calls[0] == ("open", str(tmp_path / "tensorboard"), 1)
+    assert calls[-1] == "close"
+    assert ("loss", history.records[1]["loss"], 6) in calls
+    assert {entry[0] for entry in calls[1:-1]} == set(history.records[0]) - {"step", "hessian_norm", "outer_step_scale"}
     Setup().fit(tmp_path, max_steps=8, tensorboard=True)
-    assert ("open", str(tmp_path / "tensorboard"), 7) in told
+    assert ("open", str(tmp_path / "tensorboard"), 7) in calls
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
     with pytest.raises(ImportError, match=r"pip install 'fsla\[tensorboard\]'"):
         Setup().fit(tmp_path / "other", tensorboard=True)
@@ -753,12 +773,12 @@ def die_at(where, count):
     """Kills this process at the count-th time that it is somewhere."""
     left = itertools.count(1)
 
-    def reached(*args, **more):
+    def replacement(*args, **more):
         if next(left) == count:
             die()
 
     if where == "callback":
-        return {"callbacks": [reached]}
+        return {"callbacks": [replacement]}
     owner, name = {
         "step": (fsla.FSLA, "advance"),
         "moves": (Tracked, "advance"),
@@ -769,7 +789,7 @@ def die_at(where, count):
     real = getattr(owner, name)
 
     def spied(*args, **more):
-        reached()
+        replacement()
         return real(*args, **more)
 
     setattr(owner, name, spied)
@@ -807,12 +827,12 @@ def broken_off_with_workers(folder):
     print("same")
 
 
-def test_a_run_with_workers_goes_on_exactly(tmp_path):
+def test_fit_with_workers_resumes_exactly(tmp_path):
     code, out, err = ended(start("broken_off_with_workers(Path(sys.argv[1]))", tmp_path))
     assert (code, out) == (0, "same\n"), err
 
 
-def test_a_run_that_is_killed_goes_on_exactly(tmp_path):
+def test_fit_resumes_exactly_after_sigkill(tmp_path):
     moments = [("step", 2), ("callback", 2), ("fsync", 4), ("rename", 2), ("moves", 8), ("removal", 9)]
     code, out, err = ended(start(f"killed_in_turn(Path(sys.argv[1]), {moments})", tmp_path))
     assert (code, out) == (0, "same\n"), err
@@ -830,7 +850,7 @@ print("end", digest([run.model.state_dict(), run.weights.state_dict(), run.opt.s
 
 
 @pytest.mark.slow
-def test_a_run_that_is_killed_from_outside_at_20_moments_goes_on_exactly(tmp_path):
+def test_fit_resumes_exactly_after_20_kills(tmp_path):
     draw = random.Random(0)
     target = 0
     for _ in range(20):
@@ -854,7 +874,7 @@ def test_a_run_that_is_killed_from_outside_at_20_moments_goes_on_exactly(tmp_pat
     assert (tmp_path / "killed" / "records.jsonl").read_bytes() == (tmp_path / "whole" / "records.jsonl").read_bytes()
 
 
-def test_a_second_process_is_refused_and_sigterm_saves_the_run_and_ends_it(tmp_path):
+def test_fit_second_process_raises_and_sigterm_saves(tmp_path):
     child = start(TALKS, tmp_path, 100_000, 1_000_000)
     for line in child.stdout:
         if line == "3\n":
@@ -876,7 +896,7 @@ def test_a_second_process_is_refused_and_sigterm_saves_the_run_and_ends_it(tmp_p
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
-def test_a_signal_leaves_the_handlers_as_they_were(tmp_path, capsys, number, code):
+def test_fit_restores_signal_handlers(tmp_path, capsys, number, code):
     before = [signal.getsignal(n) for n in (signal.SIGTERM, signal.SIGINT)]
     whole = Setup()
     whole.fit()
@@ -898,7 +918,7 @@ def test_a_signal_leaves_the_handlers_as_they_were(tmp_path, capsys, number, cod
     assert last.end == whole.end
 
 
-def test_ranks_are_patient_with_a_second_signal():
+def test_fit_on_ranks_ignores_second_signal():
     """A cluster tells all processes, and torchrun tells its own once more, while they save."""
     before = signal.getsignal(signal.SIGTERM)
     with process.Signals(patient=True) as signals:
@@ -908,7 +928,7 @@ def test_ranks_are_patient_with_a_second_signal():
     assert signal.getsignal(signal.SIGTERM) == before
 
 
-def test_what_a_callback_draws_does_not_change_a_run():
+def test_fit_callback_random_draws_change_nothing():
     plain = Setup()
     plain.fit()
     drawing = Setup()
@@ -916,15 +936,15 @@ def test_what_a_callback_draws_does_not_change_a_run():
     assert drawing.end == plain.end
 
 
-def test_another_thread_leaves_signals_alone(tmp_path):
-    found = []
-    thread = threading.Thread(target=lambda: found.append(Setup().fit(tmp_path).num_steps))
+def test_fit_in_thread_installs_no_handlers(tmp_path):
+    handlers = []
+    thread = threading.Thread(target=lambda: handlers.append(Setup().fit(tmp_path).num_steps))
     thread.start()
     thread.join()
-    assert found == [STEPS]
+    assert handlers == [STEPS]
 
 
-def test_a_write_that_breaks_off_loses_nothing(tmp_path):
+def test_fit_interrupted_write_loses_nothing(tmp_path):
     """A limit on the size of files breaks a write off midway, as a full disk does: a checkpoint's, then a record's."""
     code = """
 import resource
@@ -943,8 +963,8 @@ for limit, step in ((whole - 10, 100), (20_000, 15)):
         print(error)
     print([r["step"] for r in records(folder)], checkpoints(folder))
 """
-    found, out, err = ended(start(code, tmp_path))
-    assert found == 0, err
+    code_of_exit, out, err = ended(start(code, tmp_path))
+    assert code_of_exit == 0, err
     lines = out.splitlines()
     assert "The record of step 16 must be written" in lines[0]
     assert "was not: File too large." in lines[0]
@@ -992,7 +1012,7 @@ def edits(content):
 
 
 @pytest.mark.parametrize("kind", ["fsla", "measured"])
-def test_fit_refuses_an_edited_checkpoint_whose_digest_fits_and_sets_nothing(tmp_path, kind):
+def test_fit_edited_checkpoint_raises_and_sets_nothing(tmp_path, kind):
     """All names, forms and kinds of values are known before the first of them is set."""
     Setup(**KINDS[kind]).fit(tmp_path, max_steps=12, save_total_limit=1)
     (path,) = tmp_path.glob("checkpoint-*")
@@ -1012,7 +1032,7 @@ def test_fit_refuses_an_edited_checkpoint_whose_digest_fits_and_sets_nothing(tmp
     assert taken == []
 
 
-def test_fit_refuses_the_checkpoint_of_another_run_of_the_same_kind(tmp_path):
+def test_fit_checkpoint_of_other_run_raises(tmp_path):
     """Its forms, settings and step are the same; its run is another."""
     for name in ("one", "other"):
         Setup().fit(tmp_path / name, max_steps=6)

@@ -40,13 +40,13 @@ def equilibrium():
 LAM = {"x": torch.tensor([0.3, -0.2], dtype=F64)}
 
 
-def test_the_fixed_point_iteration_gives_the_derivative_through_the_equilibrium():
+def test_fixed_point_iteration_gives_implicit_derivative():
     problem, f, solved = equilibrium()
     x = LAM["x"].clone().requires_grad_()
     (want,) = torch.autograd.grad(f(x), x)
     at = Point(LAM, solved(LAM))
-    found = fsla.hypergradient(problem, at, None, None, "neumann", num_steps=200, step_size=1.0)
-    assert torch.allclose(found.value["x"], want, rtol=1e-10)
+    actual = fsla.hypergradient(problem, at, None, None, "neumann", num_steps=200, step_size=1.0)
+    assert torch.allclose(actual.value["x"], want, rtol=1e-10)
 
 
 @pytest.mark.parametrize(
@@ -60,7 +60,7 @@ def test_the_fixed_point_iteration_gives_the_derivative_through_the_equilibrium(
     ],
     ids=["aid_fp", "fsla", "soba", "amigo", "itd_bio"],
 )
-def test_algorithms_find_the_best_equilibrium(algorithm):
+def test_fixed_point_algorithms_reach_best_equilibrium(algorithm):
     problem, f, _ = equilibrium()
     state = algorithm.init(problem, Point(LAM, {"z": torch.zeros(4, dtype=F64)}), FULL)
     for _ in range(600):
@@ -70,7 +70,7 @@ def test_algorithms_find_the_best_equilibrium(algorithm):
     assert float(slope.norm()) < 1e-5
 
 
-def test_a_gradient_step_as_a_map_is_the_gradient_method():
+def test_fixed_point_of_gradient_step_equals_gradient_method():
     problem, at, train, valid = ridge_logistic()
     rate = 0.2
 
@@ -82,16 +82,16 @@ def test_a_gradient_step_as_a_map_is_the_gradient_method():
 
     mapped = FixedPointProblem(phi, problem.outer_loss)
     batches = StepBatches.shared(train, valid)
-    ours = algorithms.aid_fp(fsla.steps.constant(0.05, rate, 0.0), inner_steps=3, num_terms=4, adjoint_lr=rate)
-    theirs = algorithms.aid_fp(fsla.steps.constant(0.05, 1.0, 0.0), inner_steps=3, num_terms=4, adjoint_lr=1.0)
-    a, b = ours.init(problem, at, batches), theirs.init(mapped, at, batches)
+    of_map = algorithms.aid_fp(fsla.steps.constant(0.05, rate, 0.0), inner_steps=3, num_terms=4, adjoint_lr=rate)
+    of_gradient = algorithms.aid_fp(fsla.steps.constant(0.05, 1.0, 0.0), inner_steps=3, num_terms=4, adjoint_lr=1.0)
+    a, b = of_map.init(problem, at, batches), of_gradient.init(mapped, at, batches)
     for _ in range(3):
-        a, b = ours.step(problem, a, batches), theirs.step(mapped, b, batches)
+        a, b = of_map.step(problem, a, batches), of_gradient.step(mapped, b, batches)
     assert float(tree.norm(tree.sub(a.lam.value, b.lam.value))) < 1e-13
     assert float(tree.norm(tree.sub(a.omega.value, b.omega.value))) < 1e-13
 
 
-def test_what_a_map_cannot_do_is_said():
+def test_fixed_point_unsupported_call_raises():
     problem, _, solved = equilibrium()
     at = Point(LAM, solved(LAM))
     with pytest.raises(ValueError, match=r"needs a symmetric Hessian.*method='neumann' with step_size=1"):

@@ -33,7 +33,7 @@ def contents(folder):
 
 
 @pytest.mark.parametrize("name", ["summary.md", "runs/mine.txt", ".hidden", ".summary.json.1.tmp"])
-def test_a_folder_of_other_files_is_refused_and_left_alone(tmp_path, name):
+def test_folder_with_other_files_raises_and_stays(tmp_path, name):
     (tmp_path / name).parent.mkdir(exist_ok=True)
     (tmp_path / name).write_text("mine")
     before = contents(tmp_path)
@@ -44,7 +44,7 @@ def test_a_folder_of_other_files_is_refused_and_left_alone(tmp_path, name):
 
 
 @pytest.mark.parametrize("content", ["{half", "[1]", '{"openapi": "3.0"}', "\udcff"])
-def test_settings_of_something_else_are_refused_and_left_alone(tmp_path, content):
+def test_folder_with_foreign_settings_raises_and_stays(tmp_path, content):
     (tmp_path / "spec.json").write_bytes(content.encode("utf-8", "surrogateescape"))
     before = contents(tmp_path)
     with pytest.raises(RunError, match=r"spec.json must be the settings of a run"):
@@ -52,7 +52,7 @@ def test_settings_of_something_else_are_refused_and_left_alone(tmp_path, content
     assert contents(tmp_path) == before
 
 
-def test_an_empty_folder_and_one_that_was_killed_at_once_are_taken(tmp_path):
+def test_folder_empty_or_killed_at_once_is_used(tmp_path):
     Folder(tmp_path, "synthetic", Spec())
     Folder(tmp_path, "synthetic", Spec(seeds=2))
     (tmp_path / "killed").mkdir()
@@ -64,12 +64,12 @@ def test_an_empty_folder_and_one_that_was_killed_at_once_are_taken(tmp_path):
     assert {p.name for p in (tmp_path / "killed").iterdir()} == {"spec.json", "runs"}
 
 
-def test_checking_writes_nothing(tmp_path):
+def test_folder_check_writes_nothing(tmp_path):
     settings_for(tmp_path / "new" / "deeper", "synthetic", Spec())
     assert not list(tmp_path.iterdir())
 
 
-def test_what_killed_processes_left_is_removed(tmp_path):
+def test_folder_removes_files_of_killed_processes(tmp_path):
     Folder(tmp_path, "synthetic", Spec())
     dead = subprocess.Popen([sys.executable, "-c", ""])
     dead.wait()
@@ -84,7 +84,7 @@ def test_what_killed_processes_left_is_removed(tmp_path):
     assert running.exists()
 
 
-def test_folder_replaces_no_file_behind_a_link(tmp_path):
+def test_folder_does_not_follow_link(tmp_path):
     """A link in the folder would have a record file of another place replaced."""
     folder = Folder(tmp_path, "synthetic", Spec())
     (tmp_path / "victim").write_text("precious")
@@ -97,24 +97,24 @@ def test_folder_replaces_no_file_behind_a_link(tmp_path):
     assert (tmp_path / "victim").read_text() == "precious"
 
 
-def test_other_data_is_refused_and_further_data_added(tmp_path):
+def test_folder_with_other_data_raises_and_adds_new_data(tmp_path):
     Folder(tmp_path, "cleaning", Spec(), {"mnist": "aa"})
     Folder(tmp_path, "cleaning", Spec(), {"qmnist": "bb"})
     Folder(tmp_path, "cleaning", Spec(), {"mnist": "aa", "digits": "cc"})
-    held = json.loads((tmp_path / "spec.json").read_text())
-    assert held["data"] == {"mnist": "aa", "qmnist": "bb", "digits": "cc"}
+    stored = json.loads((tmp_path / "spec.json").read_text())
+    assert stored["data"] == {"mnist": "aa", "qmnist": "bb", "digits": "cc"}
     with pytest.raises(RunError, match=r"the data that its runs used.*other images or labels of qmnist than were read"):
         Folder(tmp_path, "cleaning", Spec(), {"mnist": "aa", "qmnist": "xx"})
-    assert json.loads((tmp_path / "spec.json").read_text()) == held
+    assert json.loads((tmp_path / "spec.json").read_text()) == stored
 
 
-def test_a_folder_that_does_not_name_its_data_is_refused(tmp_path):
+def test_folder_without_data_fingerprint_raises(tmp_path):
     Folder(tmp_path, "cleaning", Spec())
     with pytest.raises(RunError, match="must say which data its runs used"):
         Folder(tmp_path, "cleaning", Spec(), {"mnist": "aa"})
 
 
-def test_the_data_is_told_by_what_it_holds(tmp_path, monkeypatch):
+def test_folder_identifies_data_by_content(tmp_path, monkeypatch):
     arrays = (images(10_000, side=2), labels(10_000), images(100, 1, side=2), labels(100))
     for place, label in (("a", 0), ("same", 0), ("other", 1)):
         for file, array in zip(sets.SOURCES["mnist"].files, arrays, strict=True):
@@ -122,19 +122,19 @@ def test_the_data_is_told_by_what_it_holds(tmp_path, monkeypatch):
         changed = arrays[1].copy()
         changed[0] = label
         write(tmp_path / place / "mnist" / sets.SOURCES["mnist"].train_labels.name, changed)
-    asked = CleaningSpec("paper")
-    plan = prepare(tmp_path / "out", asked, ("overview",), 1, data_dir=tmp_path / "a")
+    spec = CleaningSpec("paper")
+    plan = prepare(tmp_path / "out", spec, ("overview",), 1, data_dir=tmp_path / "a")
     assert not (tmp_path / "out").exists()
-    Folder(plan.out, "cleaning", asked, plan.fingerprints)
-    assert prepare(plan.out, asked, ("overview",), 2, data_dir=tmp_path / "same").fingerprints == plan.fingerprints
+    Folder(plan.out, "cleaning", spec, plan.fingerprints)
+    assert prepare(plan.out, spec, ("overview",), 2, data_dir=tmp_path / "same").fingerprints == plan.fingerprints
     with pytest.raises(RunError, match="other images or labels of mnist"):
-        prepare(plan.out, asked, ("overview",), 1, data_dir=tmp_path / "other")
+        prepare(plan.out, spec, ("overview",), 1, data_dir=tmp_path / "other")
     monkeypatch.setenv("FSLA_DATA", str(tmp_path / "other"))
     with pytest.raises(RunError, match="other images or labels of mnist"):
-        prepare(plan.out, asked, ("overview",), 1)
+        prepare(plan.out, spec, ("overview",), 1)
 
 
-def test_too_little_data_is_found_before_anything_is_written(tmp_path, monkeypatch):
+def test_folder_too_little_data_writes_nothing(tmp_path, monkeypatch):
     few = load("digits")
     few = few._replace(train_x=few.train_x[:1000], train_y=few.train_y[:1000])
     monkeypatch.setattr("fsla_reproduction.reproduce.load", lambda name, data_dir: few)
@@ -143,7 +143,7 @@ def test_too_little_data_is_found_before_anything_is_written(tmp_path, monkeypat
     assert not list(tmp_path.iterdir())
 
 
-def test_records_come_back_and_are_gathered(tmp_path):
+def test_folder_records_round_trip(tmp_path):
     folder = Folder(tmp_path, "synthetic", Spec())
     assert not folder.finished("a")
     folder.save("a", RECORDS)
@@ -170,7 +170,7 @@ def test_records_come_back_and_are_gathered(tmp_path):
         lambda raw: b"\xff\xfe\n",
     ],
 )
-def test_a_damaged_run_counts_as_missing_and_is_done_again(tmp_path, damage):
+def test_folder_damaged_run_is_repeated(tmp_path, damage):
     folder = Folder(tmp_path, "synthetic", Spec())
     folder.save("a", RECORDS)
     file = tmp_path / "runs" / "a.jsonl"
@@ -182,14 +182,14 @@ def test_a_damaged_run_counts_as_missing_and_is_done_again(tmp_path, damage):
     assert folder.gather(["a"]) == RECORDS
 
 
-def test_a_run_that_is_no_file_is_named(tmp_path):
+def test_folder_run_that_is_no_file_raises(tmp_path):
     folder = Folder(tmp_path, "synthetic", Spec())
     (tmp_path / "runs" / "a.jsonl").mkdir()
     with pytest.raises(RunError, match=r"a.jsonl must be a readable file. It is not: Is a directory. Remove it"):
         folder.finished("a")
 
 
-def test_other_settings_are_named(tmp_path):
+def test_folder_with_other_settings_raises(tmp_path):
     Folder(tmp_path, "synthetic", Spec())
     with pytest.raises(RunError, match="size: 1 there, 2 now"):
         Folder(tmp_path, "synthetic", replace(Spec(), size=2))

@@ -30,7 +30,7 @@ def close(x, y, tol=1e-13):
     return float(tree.norm(tree.sub(x, y)) / tree.norm(y)) < tol
 
 
-def test_the_hessians_do_not_commute(lemma):
+def test_formulation_hessians_do_not_commute(lemma):
     *_, terms = lemma
     v = terms[0].p
     one = terms[0].at.hvp(terms[1].at.hvp(v))
@@ -38,7 +38,7 @@ def test_the_hessians_do_not_commute(lemma):
     assert not close(one, other, 1e-3)
 
 
-def test_backward_sum_equals_matrix_and_adjoint_recursions(lemma):
+def test_backward_sum_equals_recursions(lemma):
     problem, at, _, valid, terms = lemma
     p, d_lam = terms[-1].p, problem.outer_at(at, Batch(valid)).grad_lam
     by_sum = backward_sum(terms, p, d_lam)
@@ -47,7 +47,7 @@ def test_backward_sum_equals_matrix_and_adjoint_recursions(lemma):
     assert close(tree.sub(d_lam, apply_matrix(rows, p, at.lam)), by_sum)
 
 
-def test_forward_sum_equals_the_vector_recursion(lemma):
+def test_forward_sum_equals_vector_recursion(lemma):
     problem, at, train, valid, terms = lemma
     last, d_lam = problem.inner_at(at, Batch(train)), problem.outer_at(at, Batch(valid)).grad_lam
     v = vector_recursion(terms, tree.zeros_like(at.omega))
@@ -60,7 +60,7 @@ def product(terms, order, p):
     return p
 
 
-def test_the_other_order_of_the_product_is_wrong_in_both_modes(lemma):
+def test_product_in_other_order_is_wrong(lemma):
     """The paper's increasing product fits the backward mode only; each mode fails with the other's order."""
     problem, at, train, valid, terms = lemma
     last, d_lam, p = problem.inner_at(at, Batch(train)), problem.outer_at(at, Batch(valid)).grad_lam, terms[-1].p
@@ -83,7 +83,7 @@ def test_the_other_order_of_the_product_is_wrong_in_both_modes(lemma):
 
 
 @pytest.mark.parametrize("unroll_length", [None, 1, 3])
-def test_bp_is_the_backward_mode_with_beta_k_equal_to_the_next_inner_step(unroll_length):
+def test_bp_equals_backward_mode_with_shifted_steps(unroll_length):
     """Automatic differentiation through the inner steps, with steps of different sizes (β_k = η_{k+1})."""
     problem, at, train, valid = ridge_logistic()
     etas = [0.5, 0.2, 0.9, 0.4, 0.7]
@@ -105,11 +105,11 @@ def test_bp_is_the_backward_mode_with_beta_k_equal_to_the_next_inner_step(unroll
     there = Point(at.lam, {name: t.detach() for name, t in omega.items()}, tuple(trajectory))
     sizes, plain = constant(0.0, 0.0, 0.0), GradientDescent()
     step = StepContext(problem, StepBatches.shared(train, valid), sizes.rates(0), Updates(plain, plain, plain), sizes)
-    found = ReverseUnroll(unroll_length).gradient(step, Position(there, {}))
-    assert close(found, expected)
+    actual = ReverseUnroll(unroll_length).gradient(step, Position(there, {}))
+    assert close(actual, expected)
 
 
-def test_the_forward_mode_needs_p(lemma):
+def test_forward_mode_without_p_is_wrong(lemma):
     _, at, _, _, terms = lemma
     with pytest.raises(ValueError, match="must have its p"):
         vector_recursion([terms[0]._replace(p=None)], tree.zeros_like(at.omega))

@@ -51,7 +51,7 @@ def run(problem, kind=fsla.SOBA, steps=120, **options):
 @pytest.mark.parametrize("kind", [fsla.FSLA, fsla.SOBA])
 @pytest.mark.parametrize("unit", [1e-3, 1.0, 1e3])
 @pytest.mark.parametrize("condition", [1.0, 100.0])
-def test_guard_leaves_quadratic_that_starts_at_zero_alone(kind, unit, condition):
+def test_guard_accepts_quadratic_from_zero(kind, unit, condition):
     """A rescue would be a warning, which fails here, and would change the numbers."""
     watched = run(quadratic(0, condition, unit), kind)[0]
     unwatched = run(quadratic(0, condition, unit), kind, max_rollbacks=None)[0]
@@ -87,7 +87,7 @@ def chain(states=6, slip=0.2, discount=0.9):
     return problem, value, value(torch.tensor([0.0, 1.0], dtype=F64).repeat(states, 1))
 
 
-def test_guard_lets_values_of_a_critic_spread_from_zero():
+def test_guard_accepts_critic_growing_from_zero():
     """F, v and d start at 0 and rightly grow by more than a hundredfold; the policy reaches the optimum."""
     problem, value, best = chain()
     _, actor, _ = run(problem, fsla.FSLA, steps=800)
@@ -103,7 +103,7 @@ def test_guard_lets_values_of_a_critic_spread_from_zero():
     ],
     ids=["inner", "adjoint", "outer"],
 )
-def test_guard_finds_steps_that_are_too_long_from_a_start_at_zero(options, names):
+def test_guard_detects_large_steps_from_zero(options, names):
     """Exponential growth is told from a start at 0 long before anything overflows."""
     with pytest.warns(fsla.RollbackWarning, match=f"{names}.* not finite or 100 times") as caught:
         _, _, opt = run(quadratic(1), steps=40, max_rollbacks=30, **options)
@@ -111,7 +111,7 @@ def test_guard_finds_steps_that_are_too_long_from_a_start_at_zero(options, names
     assert all(bool(t.isfinite().all()) for t in opt._problem.moving())
 
 
-def test_guard_finds_a_jump_at_once_where_both_losses_start_above_zero():
+def test_guard_detects_jump_of_positive_losses():
     """Dead units end a blow-up on a plateau, which never grows again."""
 
     def shifted(model, outer, batch):
@@ -141,7 +141,7 @@ def test_guard_finds_a_jump_at_once_where_both_losses_start_above_zero():
         ([1.0, math.inf], True),
     ],
 )
-def test_scale_tells_divergence_from_growth_out_of_zero(sizes, diverges):
+def test_scale_separates_divergence_from_growth(sizes, diverges):
     """The first size is the scale; growth counts against a known scale, or as often in a row as makes one known."""
     scale = Scale()
     for size in sizes:
@@ -149,7 +149,7 @@ def test_scale_tells_divergence_from_growth_out_of_zero(sizes, diverges):
     assert (scale.growths >= KNOWN) == diverges
 
 
-def test_guard_keeps_no_copy_of_a_frozen_backbone(tmp_path):
+def test_guard_does_not_copy_frozen_backbone(tmp_path):
     """A copy of a frozen base of a fine-tuned model costs as much as the base; a checkpoint would hold it twice."""
     frozen = nn.Linear(4, 20_000, dtype=F64).requires_grad_(False)
     model = nn.Sequential(frozen, nn.Flatten(), nn.Linear(20_000, 3, dtype=F64))
@@ -162,7 +162,7 @@ def test_guard_keeps_no_copy_of_a_frozen_backbone(tmp_path):
     )
 
 
-def test_guard_writes_a_new_good_state_into_the_memory_of_the_last():
+def test_guard_reuses_memory_of_last_good_state():
     """Two copies at once would double what the guard costs."""
     model = nn.Linear(4, 3, dtype=F64)
     batch = torch.ones(6, 4, dtype=F64), torch.arange(6) % 3
@@ -178,7 +178,7 @@ def test_guard_writes_a_new_good_state_into_the_memory_of_the_last():
     assert not torch.equal(opt._good["tensors"][0], model.weight)
 
 
-def test_guard_that_may_not_rescue_keeps_nothing():
+def test_guard_without_rollbacks_stores_nothing():
     """`max_rollbacks=0` stops at a divergence, at no cost in memory."""
     batch = torch.ones(6, 4, dtype=F64), torch.arange(6) % 3
     losses = {"inner_loss": class_weighted_loss, "outer_loss": plain_loss}
@@ -215,7 +215,7 @@ def build(**options):
     return fsla.SOBA(nn.Linear(4, 3, dtype=F64), ClassWeights(), **LOSSES | options)
 
 
-def test_guard_in_a_loop_of_others_keeps_v_and_the_outer_variable_alone():
+def test_guard_in_user_loop_stores_adjoint_and_outer_only():
     """The model and its optimiser are not ours to copy: no second copy of them is held."""
     opt = build()
     in_a_loop(opt, 12)
@@ -223,7 +223,7 @@ def test_guard_in_a_loop_of_others_keeps_v_and_the_outer_variable_alone():
     assert not any(path.startswith("optimizers") for path in opt._good["state"]["tensors"])
 
 
-def test_guard_in_a_loop_of_others_sets_v_to_zero_and_halves_its_steps():
+def test_guard_in_user_loop_resets_adjoint_and_halves_steps():
     """The model goes on where it stands; the weights go back to their last good value."""
     opt = build(adjoint_optimizer=partial(SGD, lr=0.02), outer_optimizer=partial(SGD, lr=0.02))
     in_a_loop(opt, 16)
@@ -245,7 +245,7 @@ def test_guard_in_a_loop_of_others_sets_v_to_zero_and_halves_its_steps():
     assert all(bool(t.isfinite().all()) for t in trained)
 
 
-def test_guard_halves_automatic_steps_of_v_and_the_outer_variable():
+def test_guard_halves_automatic_steps():
     """They have no optimiser whose rate could be halved; the factor is part of what is measured."""
     opt = build()
     in_a_loop(opt, 16)
@@ -254,7 +254,7 @@ def test_guard_halves_automatic_steps_of_v_and_the_outer_variable():
     assert float(opt.state.measured.caution) == 0.5
 
 
-def test_guard_halves_the_steps_of_a_schedule():
+def test_guard_halves_scheduled_steps():
     """A rollback with the same steps would end where it began."""
     algorithm = fsla.algorithms.soba(fsla.steps.constant(0.001, 0.01, 0.7))
     torch.manual_seed(0)
@@ -269,7 +269,7 @@ def test_guard_halves_the_steps_of_a_schedule():
     assert opt._cautious.step_sizes.rates(0).adjoint_lr <= 0.35
 
 
-def test_guard_compares_v_with_what_it_was_only_where_it_has_moved():
+def test_guard_compares_adjoint_only_after_a_move():
     """Between two steps of v many looks see the same number, which says nothing of its scale."""
     opt = build(outer_every=40)
     in_a_loop(opt, 100)
@@ -277,7 +277,7 @@ def test_guard_compares_v_with_what_it_was_only_where_it_has_moved():
 
 
 @pytest.mark.parametrize("max_rollbacks", [0, None])
-def test_guard_in_a_loop_of_others_that_may_not_go_back_keeps_nothing(max_rollbacks):
+def test_guard_in_user_loop_without_rollbacks_stores_nothing(max_rollbacks):
     """0 raises at a divergence, None looks at nothing."""
     opt = build(max_rollbacks=max_rollbacks)
     in_a_loop(opt, 9)
@@ -290,14 +290,14 @@ def test_guard_in_a_loop_of_others_that_may_not_go_back_keeps_nothing(max_rollba
         opt.backward(bad, (BATCH[0] * math.nan, BATCH[1]))
 
 
-def test_rollback_leaves_the_kept_state_alone():
+def test_rollback_keeps_stored_state():
     """Optimisers write into their moments; the copy must serve a second rollback."""
     opt = build()
     take(opt, 16)
     opt.step((BATCH[0] * math.nan, BATCH[1]), BATCH)
     with pytest.warns(fsla.RollbackWarning):
         take(opt, 3)
-    kept = {path: t.clone() for path, t in opt._good["state"]["tensors"].items()}
-    assert any(path.startswith("optimizers/inner_optimizer") for path in kept)
+    before = {path: t.clone() for path, t in opt._good["state"]["tensors"].items()}
+    assert any(path.startswith("optimizers/inner_optimizer") for path in before)
     take(opt, 3)
-    assert all(torch.equal(t, kept[path]) for path, t in opt._good["state"]["tensors"].items())
+    assert all(torch.equal(t, before[path]) for path, t in opt._good["state"]["tensors"].items())

@@ -56,35 +56,35 @@ def both(name, dtype, momentum, samples, steps=4):
     """The state after some steps by the solver and by JAX, each as (λ, ω, v, d)."""
     problem, at, consts, inner, outer = setting(name, dtype)
     first, second, third, out = *inner, outer[0]
-    hvp, cross = {"grouped": (first, second), "independent": (third, second), "shared": (first, first)}[samples]
-    batches = StepBatches.of(*((x,) for x in (first, out, hvp, out, cross)))
+    hvp, mixed = {"grouped": (first, second), "independent": (third, second), "shared": (first, first)}[samples]
+    batches = StepBatches.of(*((x,) for x in (first, out, hvp, out, mixed)))
     algorithm, rates = algorithms.fsla(RATES[name], momentum=momentum), RATES[name].rates(0)
     state = algorithm.init(problem, at, batches)
 
     arrays = {id(t): None if t is None else t.int().numpy() for t in (first, second, third, out)}
-    indices = [arrays[id(t)] for t in (first, out, hvp, cross)]
+    indices = [arrays[id(t)] for t in (first, out, hvp, mixed)]
     (lam,) = at.lam.values()
     omega = to_jax(name, at.omega)
-    own = State(lam.numpy(), omega, tuple(map(np.zeros_like, omega)), np.zeros_like(lam.numpy()))
-    together = samples != "independent"
+    numpy_state = State(lam.numpy(), omega, tuple(map(np.zeros_like, omega)), np.zeros_like(lam.numpy()))
+    same_batch = samples != "independent"
 
     @jax.jit
-    def advance(consts, own, indices):
+    def advance(consts, numpy_state, indices):
         b1, b2, b3, b4 = indices
-        return jax_scan.step(name, consts, own, Batches(b1, b2, b1 if together else b3, b4), rates, momentum)
+        return jax_scan.step(name, consts, numpy_state, Batches(b1, b2, b1 if same_batch else b3, b4), rates, momentum)
 
     for _ in range(steps):
         state = algorithm.step(CountedProblem(problem), state, batches)
-        own = advance(consts, own, indices)
+        numpy_state = advance(consts, numpy_state, indices)
     (lam,), (d,) = state.lam.value.values(), state.direction.values()
     expected = State(lam.numpy(), to_jax(name, state.omega.value), to_jax(name, state.v), d.numpy())
-    return expected, own
+    return expected, numpy_state
 
 
-def gap(expected, own):
+def gap(expected, actual):
     """The largest difference, for each part in units of its own largest number."""
     worst = 0.0
-    for a, b in zip(expected, own, strict=True):
+    for a, b in zip(expected, actual, strict=True):
         a, b = (np.concatenate([np.ravel(t) for t in (x if isinstance(x, tuple) else (x,))]) for x in (a, b))
         assert a.dtype == b.dtype
         assert np.abs(a).max() > 0
@@ -93,7 +93,7 @@ def gap(expected, own):
 
 
 @pytest.mark.parametrize("name", ["softmax", "quadratic", "cnn"])
-def test_steps_agree_with_the_solver(name, dtype):
+def test_jax_scan_steps_match_algorithm(name, dtype):
     assert gap(*both(name, dtype, "storm", "grouped")) < (1e-12 if dtype == torch.float64 else 2e-4)
 
 
@@ -102,33 +102,33 @@ def test_steps_agree_with_the_solver(name, dtype):
     ("momentum", "samples"),
     [("storm", "independent"), ("storm", "shared"), ("average", "shared"), ("none", "shared")],
 )
-def test_every_momentum_and_sampling_agrees(dtype, momentum, samples):
+def test_jax_scan_momentum_and_sampling_match(dtype, momentum, samples):
     assert gap(*both("softmax", dtype, momentum, samples)) < 1e-12
 
 
 @pytest.mark.parametrize(("name", "samples"), [("quadratic", "grouped"), ("softmax", "shared"), ("softmax", "grouped")])
-def test_a_step_takes_time(name, samples):
+def test_jax_scan_step_has_positive_time(name, samples):
     assert all(0 < s < 10 for s in seconds_a_step(name, steps=3, samples=samples, n=5000, repeats=1))
 
 
-def test_the_start_is_the_benchmarks():
+def test_jax_scan_start_equals_benchmark():
     consts, state = jax_scan.start("cnn", 3000)
     assert state.lam.shape == state.d.shape == (3000,)
     assert consts["x"].shape == (2000, 28, 28, 1)
     assert [w.shape for w in state.omega[::2]] == [(3, 3, 1, 32), (3, 3, 32, 64), (128, 3136), (10, 128)]
 
 
-def test_an_unknown_name_is_an_error():
+def test_jax_scan_unknown_name_raises():
     with pytest.raises(ValueError, match="Did you mean 'softmax'"):
         seconds_a_step("softmx", steps=1)
 
 
-def test_jax_is_here_and_says_so():
+def test_jax_scan_reports_jax():
     assert jax_scan.available() is None
     assert jax_scan.backend().startswith("jax ")
 
 
-def test_without_jax_there_is_a_reason():
+def test_jax_scan_without_jax_gives_reason():
     code = "import sys; sys.modules['jax'] = None; from fsla_benchmarks.steps.jax_scan import *; print(available())"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.startswith("JAX cannot be used:")

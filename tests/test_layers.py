@@ -56,27 +56,27 @@ def name_of(path):
 
 
 @pytest.mark.parametrize("path", FILES, ids=name_of)
-def test_imports_go_up_the_list_of_rooms(path):
+def test_imports_follow_layer_order(path):
     """An import in the other direction would tie two rooms together."""
-    own = layer_of(path)
-    assert own in RANK, f"{own} has no layer: add it to LAYERS"
+    layer = layer_of(path)
+    assert layer in RANK, f"{layer} has no layer: add it to LAYERS"
     for name in imports(path.read_text(encoding="utf-8")):
         package = name.split(".")[0]
         if package not in ("fsla", "fsla_reproduction", "fsla_benchmarks"):
             continue
         target = name.split(".")[1] if name.startswith("fsla.") else package
-        same = target == own and path.name != f"{own}.py"
-        assert same or RANK[target] < RANK[own], f"{own} imports {target}, which does not stand above it"
+        same = target == layer and path.name != f"{layer}.py"
+        assert same or RANK[target] < RANK[layer], f"{layer} imports {target}, which does not stand above it"
 
 
 @pytest.mark.parametrize("path", [f for f in FILES if RANK[layer_of(f)] <= CORE], ids=name_of)
-def test_core_imports_torch_and_numpy_alone(path):
+def test_core_imports_torch_and_numpy_only(path):
     """Whoever steps an algorithm pays for nothing else."""
     names = {n.split(".")[0] for n in imports(path.read_text(encoding="utf-8"))}
     assert not names - set(sys.stdlib_module_names) - {"fsla", "torch", "numpy"}
 
 
-def test_importing_the_package_loads_no_plotting_or_command_line():
+def test_import_loads_no_plotting_or_cli():
     """A library that is imported in training must not load what draws or parses."""
     code = "import sys, fsla; print([m for m in ('matplotlib', 'typer', 'rich') if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -84,7 +84,7 @@ def test_importing_the_package_loads_no_plotting_or_command_line():
 
 
 @pytest.mark.parametrize("room", ROOMS)
-def test_room_has_a_public_face_and_private_modules(room):
+def test_room_exports_all_and_hides_modules(room):
     """A module without an underscore would be a second way in."""
     modules = {path.stem for path in (ROOT / room).glob("*.py")} - {"__init__"}
     if room != "cli":  # Commands are no library.
@@ -103,7 +103,7 @@ def examples():
 
 
 @pytest.mark.parametrize("path", list(examples()), ids=name_of)
-def test_examples_use_public_names_alone(path):
+def test_examples_use_public_names_only(path):
     """A reader who copies an example must not depend on what may change."""
     text = path.read_text(encoding="utf-8")
     code = text if path.suffix == ".py" else "\n".join(re.findall(r"```python\n(.*?)```", text, re.DOTALL))

@@ -44,10 +44,10 @@ def make_run(*, rates=RATES, name="fsla", kill_at=None, seed=0, algorithm=None) 
         return StepBatches.draw("independent", lambda: rows(train_batch), lambda: rows(valid_batch))
 
     more = {"bp": {"inner_steps": 2}, "cg": {"inner_steps": 2, "hvp_steps": 3}}.get(name, {})
-    own = algorithm or fsla.algorithms.get_algorithm(name)(rates, **more)
+    chosen = algorithm or fsla.algorithms.get_algorithm(name)(rates, **more)
     counted = CountedProblem(problem, size=lambda batch: len(batch["x"]))
     return Run(
-        own, counted, generator, lambda: own.init(problem, at, StepBatches.shared(train_batch, valid_batch)), draw
+        chosen, counted, generator, lambda: chosen.init(problem, at, StepBatches.shared(train_batch, valid_batch)), draw
     )
 
 
@@ -74,7 +74,7 @@ def timeless(records):
 
 
 @pytest.mark.parametrize(
-    ("value", "kept", "where"),
+    ("value", "recorded", "where"),
     [
         (math.nan, None, "x"),
         (torch.tensor(math.nan), None, "x"),
@@ -89,13 +89,13 @@ def timeless(records):
     ],
     ids=str,
 )
-def test_a_number_that_is_not_finite_ends_the_run_wherever_it_is_measured(value, kept, where):
+def test_train_nonfinite_measurement_ends_run(value, recorded, where):
     def measure(state):
         return {"good": 1.0, "x": value if state.step_count == 2 else 0.0}
 
     records = train(make_run(), steps=6, every=2, measure=measure)
     assert [r["status"] for r in records] == ["running", "diverged"]
-    assert records[-1]["x"] == kept
+    assert records[-1]["x"] == recorded
     assert records[-1]["diverged"] == where
     assert records[-1]["not_finite"] == [where]
     assert records[-1]["diverged_size"] is None
@@ -103,7 +103,7 @@ def test_a_number_that_is_not_finite_ends_the_run_wherever_it_is_measured(value,
     json.dumps(records, allow_nan=False)
 
 
-def test_what_is_measured_becomes_json():
+def test_train_measurements_become_json():
     measurement = {
         "tensor": torch.tensor(1.5), "whole": torch.tensor(2), "truth": torch.tensor(True), "numpy": np.float32(0.5),
         "index": np.int64(3), "flag": np.bool_(False), "array": np.arange(3), "matrix": torch.eye(2), "text": "a",
@@ -116,8 +116,8 @@ def test_what_is_measured_becomes_json():
         "matrix": [[1.0, 0.0], [0.0, 1.0]], "text": "a", "nothing": None, "tuple": [1, 2.0], "nested": {"a": [1.0]},
         "half": [1.0],
     }  # fmt: skip
-    found = {name: record[name] for name in expected}
-    assert repr(found) == repr(expected)  # True is not 1, 1 is not 1.0
+    actual = {name: record[name] for name in expected}
+    assert repr(actual) == repr(expected)  # True is not 1, 1 is not 1.0
     assert json.loads(json.dumps(record, allow_nan=False)) == record
     assert type(record["status"]) is str
     assert record["status"] == Status.FINISHED == "finished"
@@ -126,7 +126,7 @@ def test_what_is_measured_becomes_json():
 @pytest.mark.parametrize(
     "name", ["step", "status", "seconds", "preparation_seconds", "engine", "oracles", "diverged", "not_finite"]
 )
-def test_the_loops_own_names_are_refused_at_the_first_measurement(name):
+def test_train_reserved_measurement_name_raises(name):
     run = make_run(kill_at=0)
     with pytest.raises(ValueError, match=f"names of its own. Got '{name}'"):
         train(run, steps=5, every=1, measure=lambda state: {name: "finished"})
@@ -143,7 +143,7 @@ def test_the_loops_own_names_are_refused_at_the_first_measurement(name):
     ],
     ids=["number", "whole name", "whole name within", "object", "complex"],
 )
-def test_what_no_record_holds_is_refused(measured, why):
+def test_train_unsupported_measurement_raises(measured, why):
     with pytest.raises(TypeError, match=why):
         train(make_run(), steps=5, every=1, measure=lambda state: measured)
 
@@ -180,13 +180,13 @@ PARTS = ["lam", "omega", "trajectory", "omega.memory", "adjoint", "direction"]
 
 
 @pytest.mark.parametrize("part", PARTS)
-def test_health_sees_every_part(part):
+def test_health_covers_every_part(part):
     run = make_run(algorithm=blowing(part, 3e16))
     state = run.start()
-    found = health(state)
-    assert all(map(math.isfinite, found.values()))
-    assert found["lam"] == float(state.lam.value["log_ridge"].abs().max())
-    assert found["adjoint"] == 0.0
+    actual = health(state)
+    assert all(map(math.isfinite, actual.values()))
+    assert actual["lam"] == float(state.lam.value["log_ridge"].abs().max())
+    assert actual["adjoint"] == 0.0
     state = run.algorithm.step(run.problem, state, run.draw())
     assert health(state)[part] == max(health(state).values()) == 3e16
     for bad in (math.nan, math.inf, -math.inf):
@@ -195,7 +195,7 @@ def test_health_sees_every_part(part):
         assert [name for name, size in health(state).items() if not math.isfinite(size)] == [part]
 
 
-def test_health_of_a_state_of_many_dtypes():
+def test_health_accepts_many_dtypes():
     tree = {
         "half": torch.tensor([1.0, -2.0], dtype=torch.float16), "brain": torch.tensor(-7.0, dtype=torch.bfloat16),
         "double": torch.tensor([1e300], dtype=torch.float64), "empty": torch.zeros(0), "index": torch.tensor([10**9]),
@@ -209,18 +209,18 @@ def test_health_of_a_state_of_many_dtypes():
     assert math.isnan(health(broken)["adjoint"])
 
 
-def test_health_waits_for_the_device_once(monkeypatch):
+def test_health_syncs_device_once(monkeypatch):
     state = make_run().start()
-    asked = []
+    reads = []
     for name in ("tolist", "item", "__float__", "__bool__", "isfinite"):
         method = getattr(torch.Tensor, name)
-        monkeypatch.setattr(torch.Tensor, name, lambda t, method=method, name=name: asked.append(name) or method(t))
+        monkeypatch.setattr(torch.Tensor, name, lambda t, method=method, name=name: reads.append(name) or method(t))
     health(state)
-    assert asked == ["tolist"]
+    assert reads == ["tolist"]
 
 
 @pytest.mark.parametrize("part", PARTS)
-def test_a_part_of_the_state_that_is_not_finite_ends_the_run(part):
+def test_train_nonfinite_state_ends_run(part):
     """What is measured looks well: the state itself is looked at."""
     run = make_run(algorithm=blowing(part, math.inf))
     records = train(run, steps=6, every=2, measure=lambda state: {"x": 1.0}, engine="eager")
@@ -231,7 +231,7 @@ def test_a_part_of_the_state_that_is_not_finite_ends_the_run(part):
 
 
 @pytest.mark.parametrize("part", PARTS)
-def test_a_part_of_the_state_that_grows_without_end_ends_the_run(part):
+def test_train_growing_state_ends_run(part):
     def records(growth):
         run = make_run(algorithm=blowing(part, 100.0))
         return train(run, steps=6, every=1, measure=lambda state: {"x": 1.0}, engine="eager", divergence_factor=growth)
@@ -245,7 +245,7 @@ def test_a_part_of_the_state_that_grows_without_end_ends_the_run(part):
     assert records(1e30)[-1]["status"] == records(None)[-1]["status"] == "finished"
 
 
-def test_growth_before_the_first_measurement_is_seen():
+def test_train_detects_growth_before_first_measurement():
     """v is 0 at the start; what it is after the first step is known, though nothing is measured there."""
     run = make_run(algorithm=blowing("adjoint", 100.0))
     records = train(run, steps=20, every=10, measure=lambda state: {"x": 1.0}, engine="eager")
@@ -254,7 +254,7 @@ def test_growth_before_the_first_measurement_is_seen():
 
 
 @pytest.mark.parametrize("engine", ["eager"])
-def test_steps_that_are_too_large_are_called_divergence_and_not_an_end(engine):
+def test_train_large_steps_report_divergence(engine):
     run = make_run(rates=fsla.steps.constant(0.0, 0.1, 60.0))
     records = train(run, steps=60, every=20, measure=lambda state: {"loss": 0.0}, engine=engine)
     assert records[-1]["status"] == "diverged"
@@ -280,7 +280,7 @@ def test_steps_that_are_too_large_are_called_divergence_and_not_an_end(engine):
     ],
     ids=str,
 )  # fmt: skip
-def test_arguments_that_mean_nothing_are_refused(arguments, error):
+def test_train_invalid_argument_raises(arguments, error):
     (name,) = arguments
     run = make_run(kill_at=0)
     run.start = lambda: pytest.fail("the run began")
@@ -288,7 +288,7 @@ def test_arguments_that_mean_nothing_are_refused(arguments, error):
         run_algorithm(run, **{"max_steps": 10, "eval_every": 5, "eval_fn": all_numbers, **arguments})
 
 
-def test_where_no_checkpoint_can_be_written_is_said_at_the_start(tmp_path):
+def test_train_unwritable_checkpoint_fails_at_start(tmp_path):
     run = make_run()
     run.start = lambda: pytest.fail("the run began")
     (tmp_path / "x").write_text("")
@@ -296,7 +296,7 @@ def test_where_no_checkpoint_can_be_written_is_said_at_the_start(tmp_path):
         train(run, steps=10, every=5, measure=all_numbers, output_dir=str(tmp_path / "x"))
 
 
-def test_a_memory_that_no_checkpoint_holds_is_said_at_the_first_step(tmp_path):
+def test_train_unsavable_state_fails_at_first_step(tmp_path):
     from collections import namedtuple
 
     class Odd(Blowing):
@@ -318,42 +318,42 @@ def test_a_memory_that_no_checkpoint_holds_is_said_at_the_first_step(tmp_path):
 @pytest.mark.parametrize(
     ("name", "engine", "kill_at"), [(name, "eager", k) for name in ("fsla", "bp", "cg") for k in (1, 4, 5, 8, 13)]
 )
-def test_a_run_that_is_killed_anywhere_ends_with_the_same_records(tmp_path, name, engine, kill_at):
+def test_train_killed_anywhere_resumes_exactly(tmp_path, name, engine, kill_at):
     """Killed between measurements and saves, twice; every tensor of the state is in the records."""
     path = str(tmp_path / "x")
 
-    def go(kill_at=None, folder=path):
+    def train_until(kill_at=None, folder=path):
         run = make_run(name=name, kill_at=kill_at)
         arguments = {"save_every": 2, "run_config": {"name": name}} if folder else {}
         records = train(run, steps=14, every=5, measure=all_numbers, output_dir=folder, engine=engine, **arguments)
         return records, run.problem.samples
 
-    whole, samples = go(folder=None)
+    whole, samples = train_until(folder=None)
     assert [r["step"] for r in whole] == [0, 5, 10, 14]
     for _ in range(2):
         with pytest.raises(Killed):
-            go(kill_at)
+            train_until(kill_at)
         kill_at = 1  # the second time soon after it was taken up
-    records, counted = go()
+    records, counted = train_until()
     assert timeless(records) == timeless(whole)
     assert counted == samples
 
 
 @pytest.mark.parametrize("kill_at", [2, 3, 4])
-def test_a_resumed_run_knows_what_it_grew_from(tmp_path, kill_at):
-    def go(kill_at=None):
+def test_train_resume_keeps_divergence_reference(tmp_path, kill_at):
+    def train_until(kill_at=None):
         run = make_run(algorithm=blowing("adjoint", 100.0), kill_at=kill_at)
         return train(
             run, steps=9, every=3, measure=lambda s: {}, engine="eager", output_dir=tmp_path / "x", save_every=1
         )
 
     with pytest.raises(Killed):
-        go(kill_at)
+        train_until(kill_at)
     assert last_state(tmp_path / "x").step_count == kill_at
-    assert [(r["step"], r["status"]) for r in go()] == [(0, "running"), (3, "running"), (6, "diverged")]
+    assert [(r["step"], r["status"]) for r in train_until()] == [(0, "running"), (3, "running"), (6, "diverged")]
 
 
-def test_a_run_is_saved_where_it_is_asked_to_be(tmp_path, monkeypatch):
+def test_train_saves_at_requested_steps(tmp_path, monkeypatch):
     saved = []
     save = stores.FileStore.begin
 
@@ -396,7 +396,7 @@ IDENTITY = {"seed": 0, "data": {"name": "digits", "rows": [1, 2]}, "rate": 0.5, 
     ],
     ids=["value", "nested", "missing there", "bool", "missing here", "none"],
 )  # fmt: skip
-def test_the_checkpoint_of_another_run_is_refused(tmp_path, other, why):
+def test_train_checkpoint_of_other_run_raises(tmp_path, other, why):
     saved_run(tmp_path / "x", run_config=IDENTITY)
     before = {p.name: p.read_bytes() for p in (tmp_path / "x").iterdir()}
     with pytest.raises(CheckpointError, match=rf"{tmp_path / 'x'}.* must be .* another.*{why}"):
@@ -404,7 +404,7 @@ def test_the_checkpoint_of_another_run_is_refused(tmp_path, other, why):
     assert {p.name: p.read_bytes() for p in (tmp_path / "x").iterdir()} == before
 
 
-def test_the_checkpoint_of_another_algorithm_is_refused(tmp_path):
+def test_train_checkpoint_of_other_algorithm_raises(tmp_path):
     """Its state has the same form."""
     saved_run(tmp_path / "x")
     run = make_run(rates=fsla.steps.constant(0.05, 0.1, 0.2, 0.5))
@@ -412,7 +412,7 @@ def test_the_checkpoint_of_another_algorithm_is_refused(tmp_path):
         train(run, steps=14, every=5, measure=all_numbers, output_dir=tmp_path / "x")
 
 
-def test_the_same_identity_in_other_words_is_the_same(tmp_path):
+def test_train_equal_run_config_in_other_form_resumes(tmp_path):
     saved_run(tmp_path / "x", run_config={**IDENTITY, "weights": torch.ones(2), "limit": math.nan})
     same = {
         "limit": np.float64("nan"), "weights": [1.0, 1.0], "flag": True, "rate": np.float32(0.5), "seed": 0.0,
@@ -425,7 +425,7 @@ def test_the_same_identity_in_other_words_is_the_same(tmp_path):
         )
 
 
-def test_a_checkpoint_that_is_of_no_run_is_refused(tmp_path):
+def test_train_checkpoint_without_run_raises(tmp_path):
     saved_run(tmp_path)
     (path,) = tmp_path.glob("checkpoint-*")
 
@@ -491,11 +491,11 @@ class Motor:
         self._run = run
         self.stride = stride
         self.preparation_s = 5.0
-        self.asked = []
+        self.requests = []
 
     def advance(self, state, n):
-        self.asked.append(n)
-        if len(self.asked) == 2:
+        self.requests.append(n)
+        if len(self.requests) == 2:
             self.preparation_s += 8.0
             self._clock.now += 8.0
         self._clock.now += 0.25 * n
@@ -522,22 +522,22 @@ def driven(monkeypatch, *, stride=3, **arguments):
     return train(run, **{"steps": 20, "every": 8, "measure": measure, **arguments}), motor
 
 
-def test_the_clock_counts_steps_and_nothing_else(monkeypatch):
+def test_train_clock_counts_steps_only(monkeypatch):
     records, motor = driven(monkeypatch)
     assert [(r["step"], r["seconds"], r["preparation_seconds"]) for r in records] == [
         (0, 0.0, 0.0), (8, 2.0, 13.0), (16, 4.0, 13.0), (20, 5.0, 13.0),
     ]  # fmt: skip
-    assert motor.asked == [1, 7, 8, 4]  # all the steps to the next measurement at once
+    assert motor.requests == [1, 7, 8, 4]  # all the steps to the next measurement at once
 
 
-def test_a_budget_in_seconds_is_of_steps_alone(monkeypatch):
+def test_train_max_seconds_counts_steps_only(monkeypatch):
     records, motor = driven(monkeypatch, max_seconds=2.9)
     assert [(r["step"], r["status"]) for r in records] == [(0, "running"), (8, "running"), (12, "budget")]
     assert records[-1]["seconds"] == 3.0
-    assert motor.asked == [1, 2, 3, 2, 1, 3]
+    assert motor.requests == [1, 2, 3, 2, 1, 3]
 
 
-def test_a_budget_of_calls_stops_at_the_same_step_always(monkeypatch):
+def test_train_max_oracle_calls_stops_at_fixed_step(monkeypatch):
     records, _ = driven(monkeypatch, max_oracle_calls=4 * 10)
     assert [(r["step"], r["status"]) for r in records] == [(0, "running"), (8, "running"), (12, "budget")]
     records, _ = driven(monkeypatch, max_oracle_calls=4 * 10, stride=1)
@@ -547,13 +547,13 @@ def test_a_budget_of_calls_stops_at_the_same_step_always(monkeypatch):
 
 
 @pytest.mark.parametrize("save_every", [1, 2, 5, 11])
-def test_where_a_budget_ends_a_run_does_not_depend_on_where_it_is_saved(tmp_path, monkeypatch, save_every):
+def test_train_max_oracle_calls_ignores_save_points(tmp_path, monkeypatch, save_every):
     records, _ = driven(monkeypatch, max_oracle_calls=4 * 10, output_dir=tmp_path / "x", save_every=save_every)
     assert [(r["step"], r["status"]) for r in records] == [(0, "running"), (8, "running"), (12, "budget")]
     assert last_state(tmp_path / "x").step_count == 12
     records, motor = driven(monkeypatch, max_oracle_calls=4 * 10, output_dir=tmp_path / "x", save_every=save_every)
     assert [(r["step"], r["status"]) for r in records] == [(0, "running"), (8, "running"), (12, "budget")]
-    assert motor.asked == []
+    assert motor.requests == []
     before = {1: 11, 2: 10, 5: 10, 11: 11}[save_every]
     with pytest.raises(Killed):
         driven(
@@ -566,26 +566,26 @@ def test_where_a_budget_ends_a_run_does_not_depend_on_where_it_is_saved(tmp_path
     assert last_state(tmp_path / "y").step_count == before
     records, motor = driven(monkeypatch, max_oracle_calls=4 * 10, output_dir=tmp_path / "y", save_every=save_every)
     assert [(r["step"], r["status"]) for r in records] == [(0, "running"), (8, "running"), (12, "budget")]
-    assert sum(motor.asked) == 12 - before
+    assert sum(motor.requests) == 12 - before
 
 
 @pytest.mark.parametrize("engine", ["eager"])
-def test_a_budget_of_calls_holds_for_a_resumed_run(tmp_path, engine):
-    def go(kill_at=None, folder=None):
+def test_train_max_oracle_calls_holds_after_resume(tmp_path, engine):
+    def train_until(kill_at=None, folder=None):
         run = make_run(kill_at=kill_at)
         limit = {"max_oracle_calls": 48, "output_dir": folder, "save_every": 2 if folder else None}
         return train(run, steps=10**6, every=5, measure=all_numbers, engine=engine, **limit)
 
-    whole = go()
+    whole = train_until()
     with pytest.raises(Killed):
-        go(7, tmp_path / "x")
-    resumed = go(None, tmp_path / "x")
+        train_until(7, tmp_path / "x")
+    resumed = train_until(None, tmp_path / "x")
     assert timeless(resumed) == timeless(whole)
     assert whole[-1]["status"] == "budget"
     assert 48 < work(OracleCounts(**whole[-1]["oracles"])) <= 48 + 5
 
 
-def test_work_counts_a_joint_pass_once():
+def test_oracle_total_counts_joint_pass_once():
     assert work(OracleCounts()) == 0
     counts = {"grad": 1, "outer_grad_omega": 10, "hvp": 100, "mixed_hvp": 1000, "joint": 50}
     assert work(OracleCounts(**counts, outer_grad_lam=7, inner_views=7)) == 1061
@@ -598,8 +598,20 @@ def test_work_counts_a_joint_pass_once():
     assert work(counted.calls) == 3  # ∂_ω G, ∂_ω F, and H v with J v in one pass
 
 
-def test_saving_by_the_clock_asks_for_more_steps_as_they_prove_fast(tmp_path, monkeypatch):
+def test_train_saving_by_clock_adapts_to_step_time(tmp_path, monkeypatch):
     records, motor = driven(monkeypatch, steps=40, every=40, output_dir=tmp_path / "x")
     assert records[-1]["step"] == 40
-    assert sum(motor.asked) == 40
-    assert motor.asked == [1, 4, 4, 4, 4, 4, 4, 4, 4, 4, 3]  # 4 steps take a second, a tenth of what lies between saves
+    assert sum(motor.requests) == 40
+    assert motor.requests == [
+        1,
+        4,
+        4,
+        4,
+        4,
+        4,
+        4,
+        4,
+        4,
+        4,
+        3,
+    ]  # 4 steps take a second, a tenth of what lies between saves

@@ -57,7 +57,7 @@ fsla.fit(
 
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="reads /proc/self/statm, which this system lacks")
 @pytest.mark.parametrize(("steps", "bytes_a_step"), [(1000, 1024), pytest.param(100_000, 50, marks=pytest.mark.slow)])
-def test_a_long_run_keeps_its_memory(tmp_path, steps, bytes_a_step):
+def test_step_memory_over_long_run_is_constant(tmp_path, steps, bytes_a_step):
     """A leak grows in every tenth of the run. An allocator that takes a new arena, once, is none."""
     command = [sys.executable, "-c", SCRIPT, str(steps), str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "MALLOC_ARENA_MAX": "1"})

@@ -108,7 +108,7 @@ def some_v(at):
 
 
 @pytest.mark.parametrize("name", NETWORKS)
-def test_differences_give_the_products_that_exact_ones_give(name):
+def test_network_finite_differences_match_autograd(name):
     problem, at, _, _ = build(name)
     by_difference = Problem(problem.inner_loss, problem.outer_loss, hvp_method="finite_difference")
     index, v = torch.arange(ROWS), some_v(at)
@@ -116,30 +116,30 @@ def test_differences_give_the_products_that_exact_ones_give(name):
         exact = problem.inner_at(at, Batch(index, 7)).linearized()
         expected = exact.hvp(v), exact.mixed_hvp(v), exact.grad_omega
     G = by_difference.inner_at(at, Batch(index, 7))
-    found = (*G.products(v), G.grad_omega)
-    for a, b in zip(found, expected, strict=True):
+    actual = (*G.products(v), G.grad_omega)
+    for a, b in zip(actual, expected, strict=True):
         assert gap(a, b) < 1e-6
 
 
-def test_checkpoints_recompute_at_the_point_and_not_with_the_models_own_parameters():
+def test_network_activation_checkpoint_recomputes_at_point():
     problem, at, _, model = build("checkpointed")
     plain = nn.Sequential(model.body, model.head).eval()
     model.eval()
-    own = {name.replace("body", "0").replace("head", "1"): t for name, t in at.omega.items()}
-    leaves = {name: t.clone().requires_grad_() for name, t in own.items()}
+    parameters = {name.replace("body", "0").replace("head", "1"): t for name, t in at.omega.items()}
+    leaves = {name: t.clone().requires_grad_() for name, t in parameters.items()}
     index = torch.arange(ROWS)
     losses = nn.functional.cross_entropy(torch.func.functional_call(plain, leaves, (X,)), Y, reduction="none")
     ridge = sum(t.square().sum() for t in leaves.values())
     value = (at.lam["w"].sigmoid() * losses).mean() + 0.05 * ridge
     expected = dict(zip(leaves, torch.autograd.grad(value, list(leaves.values())), strict=True))
-    found = problem.inner_at(at, Batch(index)).grad_omega
-    for name, t in found.items():
+    actual = problem.inner_at(at, Batch(index)).grad_omega
+    for name, t in actual.items():
         assert torch.allclose(t, expected[name.replace("body", "0").replace("head", "1")])
 
 
 @pytest.mark.parametrize("hvp_method", ["autograd", "finite_difference"])
 @pytest.mark.parametrize("name", ["dropout", "lstm", "checkpointed", "random leaky relu"])
-def test_a_seed_fixes_the_mask_at_all_points_and_nothing_else(name, hvp_method):
+def test_network_seed_fixes_dropout_mask_only(name, hvp_method):
     problem, at, _, _ = build(name, hvp_method=hvp_method)
     index = torch.arange(ROWS)
     torch.manual_seed(3)
@@ -157,10 +157,10 @@ def test_a_seed_fixes_the_mask_at_all_points_and_nothing_else(name, hvp_method):
 
 @pytest.mark.parametrize("hvp_method", ["autograd", "finite_difference"])
 @pytest.mark.parametrize("algorithm", ["fsla", "soba", "cg", "bp", "amigo"])
-def test_algorithms_with_dropout_are_functions_of_the_sample(algorithm, hvp_method):
+def test_network_dropout_step_depends_on_batch_seed(algorithm, hvp_method):
     """With one seed a step repeats; with another it differs; and STORM's two points have one mask."""
     problem, at, _, _ = build("dropout", hvp_method=hvp_method)
-    made = fsla.algorithms.get_algorithm(algorithm)(RATES)
+    stepper = fsla.algorithms.get_algorithm(algorithm)(RATES)
     g = torch.Generator().manual_seed(0)
     indices = [[(torch.randint(ROWS, (6,), generator=g),) for _ in range(4)] for _ in range(3)]
 
@@ -169,9 +169,9 @@ def test_algorithms_with_dropout_are_functions_of_the_sample(algorithm, hvp_meth
         return StepBatches.of(inner, outer, None, second_outer, second_inner, seed=seed, mode="grouped")
 
     drawn = [grouped(k, k) for k in range(3)]
-    state = made.step(problem, made.init(problem, at, drawn[0]), drawn[1])
-    once, again = (made.step(problem, state, drawn[2]) for _ in range(2))
-    other = made.step(problem, state, grouped(2, 99))
+    state = stepper.step(problem, stepper.init(problem, at, drawn[0]), drawn[1])
+    once, again = (stepper.step(problem, state, drawn[2]) for _ in range(2))
+    other = stepper.step(problem, state, grouped(2, 99))
     assert torch.equal(tree.flatten(once.direction), tree.flatten(again.direction))
     assert not torch.equal(tree.flatten(once.omega.value), tree.flatten(other.omega.value))
     if algorithm == "fsla":  # at rest (no step moves) STORM's correction vanishes: g_new = g_old on one mask
@@ -182,7 +182,7 @@ def test_algorithms_with_dropout_are_functions_of_the_sample(algorithm, hvp_meth
         assert gap(still.step(problem, one, drawn[1]).direction, expected) < 1e-12
 
 
-def test_batches_of_one_sample_have_masks_of_their_own():
+def test_network_dropout_mask_differs_per_slot():
     a, b = torch.arange(3), torch.arange(3)
 
     def seeds(seed):
@@ -197,7 +197,7 @@ def test_batches_of_one_sample_have_masks_of_their_own():
     assert seeds(None) == [None] * 5
 
 
-def test_batch_statistics_in_every_pass_and_running_ones_moved_once():
+def test_network_running_statistics_update_once():
     problem, at, net, model = build("batch norm", policy="batch")
     reference = nn.Sequential(*model).train()
     layer, index = model[1], torch.arange(ROWS)
@@ -213,7 +213,7 @@ def test_batch_statistics_in_every_pass_and_running_ones_moved_once():
     assert torch.allclose(net(at.omega, X), torch.func.functional_call(reference, at.omega, (X,)))
 
 
-def test_frozen_statistics_are_those_of_eval_mode():
+def test_network_frozen_statistics_equal_eval_mode():
     _, at, net, model = build("batch norm", policy="frozen")
     model[1].running_mean.copy_(normal(8, seed=3))
     model[1].running_var.copy_(normal(8, seed=4).abs() + 0.5)
@@ -226,7 +226,7 @@ def test_frozen_statistics_are_those_of_eval_mode():
 
 
 @pytest.mark.parametrize("name", ["dropout", "attention", "tied embedding"])
-def test_bfloat16_autocast_keeps_the_state_in_float32(name):
+def test_network_autocast_keeps_state_float32(name):
     problem, at, _, _ = build(name, dtype=torch.float32, hvp_method="finite_difference")
     cast = Problem(
         problem.inner_loss, problem.outer_loss, hvp_method="finite_difference", autocast_dtype=torch.bfloat16
@@ -240,7 +240,7 @@ def test_bfloat16_autocast_keeps_the_state_in_float32(name):
     assert gap(tree.sub(a.omega.value, at.omega), tree.sub(b.omega.value, at.omega)) < 0.05
 
 
-def test_a_network_is_trained_to_weigh_down_wrong_labels_by_differences_with_dropout():
+def test_network_learns_to_down_weight_wrong_labels():
     """A real run, end to end: float32, dropout, mini-batches, products from first-order gradients alone."""
     torch.manual_seed(0)
     truth = torch.randn(8)
@@ -275,7 +275,7 @@ def test_a_network_is_trained_to_weigh_down_wrong_labels_by_differences_with_dro
     not (shutil.which("g++") or shutil.which("clang++")),
     reason="there is no C++ compiler; apt-get install g++ installs one",
 )
-def test_a_compiled_module_has_first_derivatives_and_so_products():
+def test_network_compiled_module_has_products():
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3)).to(F64)
     omega, plain = fsla.make_functional(model)

@@ -60,7 +60,7 @@ RIDGE = {
 
 
 @pytest.mark.parametrize("kind", RIDGE)
-def test_a_penalty_for_each_feature(kind):
+def test_quick_program_learns_feature_penalties(kind):
     features, inner, outer, f, train, valid = ridge(**RIDGE[kind])
     model = nn.Linear(features, 1, bias=False, dtype=F64)
     nn.init.zeros_(model.weight)
@@ -83,7 +83,7 @@ def digits(n=600):
     return x[order[:n]], y[order[:n]], x[order[n : n + 200]], y[order[n : n + 200]]
 
 
-def test_class_weights_for_a_network_with_batch_normalisation():
+def test_quick_program_learns_class_weights_with_batch_norm():
     x, y, x_trusted, y_trusted = digits()
     rare = (y > 0) | (torch.arange(len(y)) % 10 == 0)
     x, y = x[rare], y[rare]
@@ -118,7 +118,7 @@ def test_class_weights_for_a_network_with_batch_normalisation():
     assert float((model(x_trusted).argmax(1) == y_trusted).float().mean()) > 0.85
 
 
-def test_a_penalty_for_each_layer_moves_the_right_way():
+def test_quick_program_layer_penalties_move_down_hypergradient():
     """Retrained from the start at the penalties that were found, the network does better on trusted data."""
     x, y, x_trusted, y_trusted = digits(100)
 
@@ -158,7 +158,7 @@ def test_a_penalty_for_each_layer_moves_the_right_way():
     assert retrained(penalties.detach()) < retrained(torch.tensor([-9.0, -9.0]))
 
 
-def test_weights_of_classes_of_which_most_batches_hold_no_sample():
+def test_quick_program_weights_of_rare_classes_move():
     """A batch with a rare sample bends far more than the ones before it: v must not run away on it."""
     torch.manual_seed(0)
     centres = 1.5 * torch.randn(3, 5)
@@ -190,7 +190,7 @@ def test_weights_of_classes_of_which_most_batches_hold_no_sample():
     assert weights[2] > weights[1] > weights[0]
 
 
-def test_a_weight_that_torch_cannot_differentiate_by_is_explained():
+def test_quick_program_integer_weight_is_explained():
     weights = nn.Parameter(torch.ones(3))
     batch = torch.randn(8, 4), torch.arange(8) % 3
     opt = FSLA(
@@ -204,7 +204,7 @@ def test_a_weight_that_torch_cannot_differentiate_by_is_explained():
     assert any("reduction='none' and multiply" in note for note in caught.value.__notes__)
 
 
-def test_a_forgotten_trusted_loader_is_named():
+def test_quick_program_missing_outer_loader_is_named():
     features, inner, outer, _, train, _ = ridge()
     penalty = nn.Parameter(torch.zeros(features, dtype=F64))
     opt = FSLA(nn.Linear(features, 1).to(F64), penalty, inner_loss=inner, outer_loss=outer)
@@ -213,7 +213,7 @@ def test_a_forgotten_trusted_loader_is_named():
     assert "The batch is None: give step an outer_batch, or fit an outer_loader." in caught.value.__notes__
 
 
-def test_a_rate_in_the_place_of_an_optimiser_is_explained():
+def test_quick_program_lr_for_optimizer_is_explained():
     with pytest.raises(TypeError, match=r"outer_optimizer must be a torch.optim.Optimizer or a function .* Got float"):
         FSLA(
             nn.Linear(2, 1),

@@ -45,7 +45,7 @@ def blocked(code, *arguments, modules):
     return subprocess.run([sys.executable, "-c", program, *map(str, arguments)], capture_output=True, text=True)
 
 
-def test_hard_dependencies_are_torch_numpy_and_safetensors():
+def test_package_requires_torch_numpy_and_safetensors():
     """Whoever trains a network pays for nothing that the data commands need."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert sorted(name.partition(">")[0] for name in project["dependencies"]) == ["numpy", "safetensors", "torch"]
@@ -58,7 +58,7 @@ def test_fit_runs_with_hard_dependencies_alone(tmp_path):
 
 
 @pytest.mark.parametrize("module", ["typer", "jinja2"])
-def test_command_without_a_module_of_the_extra_says_how_to_install_it(module, tmp_path):
+def test_command_without_extra_says_how_to_install(module, tmp_path):
     """A traceback does not tell which extra is missing; the report's template engine would be missed after training."""
     code = "from fsla.__main__ import main; main()"
     done = blocked(code, "clean", "--demo", "--out", tmp_path / "x", modules=[module])
@@ -67,7 +67,7 @@ def test_command_without_a_module_of_the_extra_says_how_to_install_it(module, tm
     assert not list(tmp_path.iterdir())
 
 
-def test_extra_data_names_every_module_that_the_commands_import():
+def test_extra_data_lists_every_imported_module():
     """A module that is not in the list would end a command halfway with a traceback."""
     names = set()
     for path in [*(ROOT / "src/fsla/data").glob("*.py"), *(ROOT / "src/fsla/cli").glob("*.py")]:
@@ -78,7 +78,7 @@ def test_extra_data_names_every_module_that_the_commands_import():
     assert names - sys.stdlib_module_names - {"fsla", "torch", "numpy", "safetensors"} == set(EXTRAS["data"])
 
 
-def test_import_beyond_torch_loads_little():
+def test_import_loads_few_modules():
     """A program waits for the import at each start; what `fit` does not need loads when its name is first used."""
     code = "import torch, sys; before = set(sys.modules); import fsla; print(*set(sys.modules) - before)"
     loaded = finish(sys.executable, "-c", code).stdout.split()
@@ -87,7 +87,7 @@ def test_import_beyond_torch_loads_little():
     assert not {"fsla.data", "fsla.cli", "fsla.train._engine", "fsla.train._checkpoint_folder"} & set(loaded)
 
 
-def test_every_public_name_is_there():
+def test_package_has_every_public_name():
     """A name that is not loaded yet is listed, and is loaded when it is used."""
     assert set(fsla.__all__) <= set(dir(fsla))
     assert all(hasattr(fsla, name) for name in fsla.__all__)
@@ -95,14 +95,14 @@ def test_every_public_name_is_there():
         _ = fsla.nothing
 
 
-def test_estimator_without_the_extra_says_how_to_install_it():
+def test_estimator_without_extra_says_how_to_install():
     """`fsla.HyperCleaner` is loaded when it is first used, so the error comes then."""
     done = blocked("import fsla; fsla.HyperCleaner", modules=["sklearn"])
     message = "Cannot load fsla.HyperCleaner. The module sklearn is not installed. Install it with: pip install"
     assert f"ImportError: {message} 'fsla[data]'" in done.stderr
 
 
-def test_command_of_the_repository_is_named_where_it_is_not_installed(tmp_path):
+def test_command_of_repository_not_installed_is_explained(tmp_path):
     """A user of the wheel who read of `fsla compare` learns where it is, not that it is misspelt."""
     code = "import fsla.cli; fsla.cli.entry_points = lambda group: (); fsla.cli.main()"
     for name in ("reproduce", "compare", "bench", "data"):

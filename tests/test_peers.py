@@ -57,8 +57,8 @@ def expected(c: Case, label: str, rate: float, inner: Data, outer: Data) -> Tree
         lam, omega = ({name: t.clone().requires_grad_() for name, t in level.items()} for level in (at.lam, at.omega))
         p = torch.autograd.grad(c.problem.outer_loss(lam, omega, outer), list(omega.values()))
         g = torch.autograd.grad(c.problem.inner_loss(lam, omega, inner), list(omega.values()), create_graph=True)
-        cross = torch.autograd.grad(g, list(lam.values()), p)
-        return {name: -t for name, t in zip(lam, cross, strict=True)}  # neither outer loss reads lam itself
+        mixed = torch.autograd.grad(g, list(lam.values()), p)
+        return {name: -t for name, t in zip(lam, mixed, strict=True)}  # neither outer loss reads lam itself
     if method == "unrolled":
         return fsla.hypergradient(c.problem, c.at, inner, outer, "unrolled", num_steps=int(count), step_size=rate).value
     if method == "cg":
@@ -69,7 +69,7 @@ def expected(c: Case, label: str, rate: float, inner: Data, outer: Data) -> Tree
 
 @pytest.mark.parametrize("name", ["quadratic", "softmax"])
 @pytest.mark.parametrize(("build", "label"), EVERY, ids=IDS)
-def test_the_hypergradient_is_ours(name, build, label):
+def test_peer_hypergradient_equals_fsla(name, build, label):
     if (build.__name__, label) == ("betty", "cg_10"):
         pytest.skip("its released versions take the old residual for the new direction: timed, but not right")
     c, inner, outer = fixed(name)
@@ -82,7 +82,7 @@ def test_the_hypergradient_is_ours(name, build, label):
 
 
 @pytest.mark.parametrize(("build", "label"), EVERY, ids=IDS)
-def test_the_inner_steps_are_sgd_steps(build, label):
+def test_peer_inner_steps_equal_sgd(build, label):
     c, inner, _ = fixed("quadratic")
     run = one_step(c, build, label)
     want = moved(c, run.rates.inner, inner, 5 if label == "unrolled_5" else 1).omega["omega"]
@@ -90,7 +90,7 @@ def test_the_inner_steps_are_sgd_steps(build, label):
     torch.testing.assert_close(run.omega()["omega"].detach(), want, rtol=0.0, atol=slack)
 
 
-def test_libraries_that_are_here_step_in_silence(capsys):
+def test_peer_step_prints_nothing(capsys):
     c = case("softmax", torch.device("cpu"))
     steps, reasons = peers.steppers(c)
     missing = {line.split(":")[0] for line in reasons}
@@ -102,7 +102,7 @@ def test_libraries_that_are_here_step_in_silence(capsys):
     assert captured.out == captured.err == ""
 
 
-def test_what_fails_is_left_out_with_a_reason(monkeypatch):
+def test_peer_failure_is_skipped_with_reason(monkeypatch):
     def absent(run, method, count):
         peers._load("no_such_library")
 
@@ -111,8 +111,8 @@ def test_what_fails_is_left_out_with_a_reason(monkeypatch):
 
     def fine(run, method, count):
         def step():
-            for held in (run.lam, run.omega):
-                held.take([t + count for t in held.parameters()])
+            for module in (run.lam, run.omega):
+                module.take([t + count for t in module.parameters()])
 
         return step
 

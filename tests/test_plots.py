@@ -62,14 +62,14 @@ def titles(fig):
     return [ax.get_title() for ax in fig.axes if ax.get_lines()]
 
 
-def test_every_figure_is_drawn_and_says_what_it_shows(tmp_path, drawn):
+def test_figures_have_title_and_labels(tmp_path, drawn):
     paths = cleaning.draw(tmp_path, tuple(FIGURES), results(seeds=2))
     assert {path.stem for path in paths} == {*FIGURES, "oracle-calls", "weights"} == set(drawn)
     for name, fig in drawn.items():
-        said = fig.get_suptitle() + "".join(ax.get_title() for ax in fig.axes)
-        assert "digits" in said
-        assert "600 + 500 images, " in said
-        assert ("seed 0" if name == "weights" else "seeds 0 to 1") in said
+        titles = fig.get_suptitle() + "".join(ax.get_title() for ax in fig.axes)
+        assert "digits" in titles
+        assert "600 + 500 images, " in titles
+        assert ("seed 0" if name == "weights" else "seeds 0 to 1") in titles
         assert all(ax.get_xlabel() for ax in fig.axes if ax.get_lines())
         assert fig.axes[0].get_ylabel()
         for ax in fig.axes:
@@ -77,7 +77,7 @@ def test_every_figure_is_drawn_and_says_what_it_shows(tmp_path, drawn):
             assert all(low <= y <= high for line in ax.get_lines() for y in line.get_ydata())  # nothing is cut off
 
 
-def test_figures_are_saved_as_png_and_svg(tmp_path):
+def test_figures_save_png_and_svg(tmp_path):
     (path,) = cleaning.draw(tmp_path, ("fig4",), results())
     assert path.read_bytes().startswith(b"\x89PNG")
     assert "<svg" in path.with_suffix(".svg").read_text()
@@ -85,34 +85,34 @@ def test_figures_are_saved_as_png_and_svg(tmp_path):
 
 
 @pytest.mark.parametrize("scale", SCALES)
-def test_fsla_has_one_colour_and_every_curve_of_a_panel_its_own_look(tmp_path, drawn, scale):
-    found = results(scale=scale)
-    cleaning.draw(tmp_path, tuple(FIGURES), found)
+def test_figures_style_curves_uniquely(tmp_path, drawn, scale):
+    by_figure = results(scale=scale)
+    cleaning.draw(tmp_path, tuple(FIGURES), by_figure)
     for name, fig in drawn.items():
         if name in ("fig5", "fig6", "weights"):
             continue
-        usual = {line.get_color() for line in lines(fig) if line.get_label() in ("FSLA", "storm")}
-        assert usual == {style.FSLA}, name
+        default = {line.get_color() for line in lines(fig) if line.get_label() in ("FSLA", "storm")}
+        assert default == {style.FSLA}, name
     for name in ("fig5", "fig6"):
         for ax in (ax for ax in drawn[name].axes if ax.get_lines()):
             assert sum(line.get_color() == style.FSLA for line in ax.get_lines()) == 1  # the usual setting
     for fig in drawn.values():
         for ax in fig.axes:
-            looks = [(line.get_color(), line.get_linestyle()) for line in ax.get_lines()]
-            assert len(set(looks)) == len(looks)
+            styles = [(line.get_color(), line.get_linestyle()) for line in ax.get_lines()]
+            assert len(set(styles)) == len(styles)
 
 
-def test_a_method_has_the_same_look_in_all_figures(tmp_path, drawn):
+def test_figures_style_method_consistently(tmp_path, drawn):
     cleaning.draw(tmp_path, tuple(FIGURES), results())
-    looks = {}
+    styles = {}
     for name in ("overview", "fig2", "fig3", "fig4", "oracle-calls"):
         for line in lines(drawn[name]):
-            looks.setdefault(line.get_label(), set()).add((line.get_color(), line.get_linestyle()))
-    assert {label: len(own) for label, own in looks.items()} == dict.fromkeys(looks, 1)
-    assert {"FSLA", "CG_1_10", "NS_1_10", "BP_20", "no cleaning", "oracle"} <= set(looks)
+            styles.setdefault(line.get_label(), set()).add((line.get_color(), line.get_linestyle()))
+    assert {label: len(variants) for label, variants in styles.items()} == dict.fromkeys(styles, 1)
+    assert {"FSLA", "CG_1_10", "NS_1_10", "BP_20", "no cleaning", "oracle"} <= set(styles)
 
 
-def test_time_is_in_seconds_on_a_logarithmic_axis(tmp_path, drawn):
+def test_figures_time_axis_is_logarithmic_seconds(tmp_path, drawn):
     cleaning.draw(tmp_path, ("fig2",), results())
     by_steps, by_time = (ax for ax in drawn["fig2"].axes if ax.get_lines())
     assert (by_steps.get_xscale(), by_time.get_xscale()) == ("linear", "log")
@@ -121,27 +121,29 @@ def test_time_is_in_seconds_on_a_logarithmic_axis(tmp_path, drawn):
     assert list(fsla.get_xdata()) == [0.4, 0.8]
 
 
-def test_the_overview_says_who_is_ahead(tmp_path, drawn):
+def test_figures_overview_names_leader(tmp_path, drawn):
     cleaning.draw(tmp_path, ("overview",), results())
     ranking, loss, _ = titles(drawn["overview"])
     assert "best: FSLA" in ranking
     assert "lowest: FSLA with STORM, FSLA without momentum" in loss
-    found = results()
-    runs = found.panels.panel("overview", "equal oracle calls").runs
-    records = {spec.name: found.of(spec).seeds[0] for spec in runs.values()}
+    by_figure = results()
+    runs = by_figure.panels.panel("overview", "equal oracle calls").runs
+    records = {spec.name: by_figure.of(spec).seeds[0] for spec in runs.values()}
     records[runs[Cg(1, 10).legend].name] = [record(0, 2.0), record(20, 1.0), record(40, 0.1)]
-    cleaning.draw(tmp_path, ("overview",), Results(found.panels, records, 1))
+    cleaning.draw(tmp_path, ("overview",), Results(by_figure.panels, records, 1))
     ranking, loss, _ = titles(drawn["overview"])
     assert "best: CG_1_10 (0.975)" in ranking
     assert "lowest: CG_1_10 with STORM, FSLA without momentum" in loss
 
 
-def test_a_stopped_run_is_marked(tmp_path, drawn):
-    found = results()
-    spec = found.panels.panel("fig4", "digits, pair flips").runs["CG_1_10"]
-    records = {s.name: found.of(s).seeds[0] for panel in found.panels.figures["fig4"] for s in panel.runs.values()}
+def test_figures_mark_stopped_run(tmp_path, drawn):
+    by_figure = results()
+    spec = by_figure.panels.panel("fig4", "digits, pair flips").runs["CG_1_10"]
+    records = {
+        s.name: by_figure.of(s).seeds[0] for panel in by_figure.panels.figures["fig4"] for s in panel.runs.values()
+    }
     records[spec.name] = [record(0, 2.0), record(20, 1.5) | {"status": "budget"}]
-    cleaning.draw(tmp_path, ("fig4",), Results(found.panels, records, 1))
+    cleaning.draw(tmp_path, ("fig4",), Results(by_figure.panels, records, 1))
     labels = [line.get_label() for line in lines(drawn["fig4"])]
     assert "CG_1_10 (to step 20)" in labels
     assert sum(line.get_marker() == "x" for ax in drawn["fig4"].axes for line in ax.get_lines()) == 1
@@ -152,7 +154,7 @@ def estimate(run, method, K, s_one):
     return {"run": run, "seed": 0, "method": method, "K": K, "relative_error": 0.5**K, **prices}
 
 
-def test_the_synthetic_figures(tmp_path, drawn):
+def test_figures_synthetic_are_drawn(tmp_path, drawn):
     noisy = [0.1, 0.3, 0.2, 0.5, 0.4]
     methods = ("NS", "BP", "CG", "FSLA")
     rows = [
@@ -174,7 +176,7 @@ def test_the_synthetic_figures(tmp_path, drawn):
     assert all("10 000 rows" in fig.get_suptitle() and "seed 0" in fig.get_suptitle() for fig in drawn.values())
 
 
-def test_a_figure_that_fails_leaves_the_old_one(tmp_path):
+def test_figures_failure_keeps_old_file(tmp_path):
     (tmp_path / "x.png").write_bytes(b"old")
 
     def draw(title):
@@ -188,5 +190,5 @@ def test_a_figure_that_fails_leaves_the_old_one(tmp_path):
 
 
 @pytest.mark.parametrize(("x", "text"), [(0.02, "0.02"), (3.0, "3"), (4000.0, "4 000"), (1e6, "1 000 000")])
-def test_numbers_on_axes_are_plain(x, text):
+def test_figures_axis_numbers_are_plain(x, text):
     assert style.plain_number(x) == text

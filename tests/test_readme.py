@@ -18,14 +18,14 @@ def run(page):
     return names
 
 
-def test_the_readme(capsys):
+def test_readme_runs(capsys):
     names = run("README.md")
     rare = names["log_weights"].exp()
     assert 8 < rare[1] / rare[0] < 11  # as the comment says; 9.4 with torch 2.13
     assert "tensor" in capsys.readouterr().out
 
 
-def test_the_page_on_data(capsys):
+def test_data_page_runs(capsys):
     names = run("docs/data.md")
     cleaner = names["cleaner"]
     assert cleaner.weights_.set_index("group")["decision"].to_dict() == {"shop": "keep", "forum": "drop"}
@@ -37,16 +37,16 @@ def test_the_page_on_data(capsys):
     assert weights["west"] < 0.3 < weights.drop("west").min()
 
 
-def test_the_start_page(capsys):
+def test_start_page_runs(capsys):
     names = run("docs/start.md")
-    said = capsys.readouterr().out
-    weights = [float(w) for w in re.search(r"step 399.*\[(.*)\]", said)[1].split(",")]
+    output = capsys.readouterr().out
+    weights = [float(w) for w in re.search(r"step 399.*\[(.*)\]", output)[1].split(",")]
     assert weights[2] > 2 * weights[1] > 10 * weights[0]  # the rarer, the heavier
     assert names["accuracy"] > 0.8  # 0.65 with equal weights
     assert names["bilevel"].step_count == 66
 
 
-def test_the_guide_to_the_core(capsys):
+def test_core_page_runs(capsys):
     names = run("docs/core.md")
     assert names["ridge"][:5].mean() < names["ridge"][5:].mean() - 1
     assert names["weights"][:60].mean() < names["weights"][60:].mean() - 0.2
@@ -54,7 +54,7 @@ def test_the_guide_to_the_core(capsys):
     assert "relative error" in capsys.readouterr().out
 
 
-def test_the_page_on_more_than_one_gpu(capsys):
+def test_multi_gpu_page_runs(capsys):
     """Here in one process; torchrun starts the same program."""
     names = run("docs/more-than-one-gpu.md")
     first, second, wrong = names["weights"].weights.tolist()
@@ -63,7 +63,7 @@ def test_the_page_on_more_than_one_gpu(capsys):
     assert "{0: " in capsys.readouterr().out
 
 
-def test_the_page_on_many_sample_weights(capsys):
+def test_sample_weights_page_runs(capsys):
     names = run("docs/sample-weights-at-scale.md")
     weights, half = names["weights"], names["n"] // 2
     assert weights[:half].mean() < weights[half:].mean()  # the spoilt half weighs less
@@ -71,46 +71,46 @@ def test_the_page_on_many_sample_weights(capsys):
     assert "tensor" in capsys.readouterr().out
 
 
-def _close(found, but=(), near=1e-2):
-    return all(gap < near for name, gap in found["gaps"].items() if name not in but)
+def _close(names, but=(), near=1e-2):
+    return all(gap < near for name, gap in names["gaps"].items() if name not in but)
 
 
 PAGES = {  # what the comments of each page's examples say
-    "index": lambda found: (
-        _close(found) and (found["calls"].grad, found["calls"].hvp, found["calls"].mixed_hvp) == (2, 5, 1)
+    "index": lambda names: (
+        _close(names) and (names["calls"].grad, names["calls"].hvp, names["calls"].mixed_hvp) == (2, 5, 1)
     ),
-    "single-loop": lambda found: _close(found, near=0.1) and sum(gap < 1e-10 for gap in found["gaps"].values()) == 3,
-    "soba": lambda found: max(found["gaps"]["saba"], found["gaps"]["srba"]) < found["gaps"]["soba"] / 5,
-    "unrolled": lambda found: (
-        found["scale"].count_nonzero() == 1
-        and sorted(found["errors"].values(), reverse=True) == list(found["errors"].values())
-        and found["errors"][10] == 0
+    "single-loop": lambda names: _close(names, near=0.1) and sum(gap < 1e-10 for gap in names["gaps"].values()) == 3,
+    "soba": lambda names: max(names["gaps"]["saba"], names["gaps"]["srba"]) < names["gaps"]["soba"] / 5,
+    "unrolled": lambda names: (
+        names["scale"].count_nonzero() == 1
+        and sorted(names["errors"].values(), reverse=True) == list(names["errors"].values())
+        and names["errors"][10] == 0
     ),
-    "implicit": lambda found: (
-        _close(found, but=("t1_t2",)) and found["gaps"]["t1_t2"] > 1 and abs(found["total"] - 1) < 1e-6
+    "implicit": lambda names: (
+        _close(names, but=("t1_t2",)) and names["gaps"]["t1_t2"] > 1 and abs(names["total"] - 1) < 1e-6
     ),
-    "variance-reduced": lambda found: max(found["values"].values()) < 1.3,
-    "dense": lambda found: _close(found) and found["lags"]["stable"] < found["lags"]["svrb"] / 2,
-    "first-order": lambda found: found["gaps"][40] < 0.6 * found["gaps"][20] < 0.36 * found["gaps"][10] < 0.3,
+    "variance-reduced": lambda names: max(names["values"].values()) < 1.3,
+    "dense": lambda names: _close(names) and names["lags"]["stable"] < names["lags"]["svrb"] / 2,
+    "first-order": lambda names: names["gaps"][40] < 0.6 * names["gaps"][20] < 0.36 * names["gaps"][10] < 0.3,
 }
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_the_pages_on_algorithms(page, capsys):
+def test_algorithm_page_runs(page, capsys):
     assert PAGES[page](run(f"docs/algorithms/{page}.md"))
     assert capsys.readouterr().out
 
 
-def test_every_page_on_algorithms_is_run():
+def test_algorithm_pages_are_all_run():
     assert PAGES.keys() == {path.stem for path in (ROOT / "docs" / "algorithms").glob("*.md")}
 
 
 @pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md"])
-def test_the_files_that_it_links_to_exist(page):
+def test_linked_files_exist(page):
     """The documentation's own links are checked where the site is built."""
     for target in re.findall(r"\]\((?!http)([^)#]+)\)", (ROOT / page).read_text(encoding="utf-8")):
         assert (ROOT / target).exists(), target
 
 
-def test_the_readme_is_short():
+def test_readme_is_short():
     assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 90

@@ -21,7 +21,7 @@ def outcome(code):
     return space["test_accuracy"]()
 
 
-def test_the_page_says_how_many_lines_a_recipe_adds():
+def test_recipes_page_states_added_lines():
     assert len(RECIPES) == len(ROWS) == 3
     for recipe, (name, count, _) in zip(RECIPES, ROWS, strict=True):
         added = [line for line in lines(recipe) if line not in lines(SETUP + LOOP)]
@@ -29,7 +29,7 @@ def test_the_page_says_how_many_lines_a_recipe_adds():
 
 
 @pytest.mark.parametrize("recipe", RECIPES, ids=[name for name, _, _ in ROWS])
-def test_a_recipe_runs_as_shown(recipe):
+def test_recipe_runs(recipe):
     short = recipe.replace("max_steps=1300", "max_steps=4, progress_bar=False")
     assert short != recipe
     assert outcome(short) > 0.05
@@ -37,6 +37,6 @@ def test_a_recipe_runs_as_shown(recipe):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", range(3))
-def test_a_recipe_beats_the_plain_loop_as_the_page_says(number):
+def test_recipe_beats_plain_loop(number):
     assert outcome(LOOP) == pytest.approx(float(PLAIN[1]), abs=0.05)
     assert outcome(RECIPES[number]) == pytest.approx(float(ROWS[number][2]), abs=0.05)

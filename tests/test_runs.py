@@ -19,7 +19,7 @@ from fsla import cli
 from fsla.distributed import ProcessGroup
 from fsla_reproduction import cleaning, figures, reproduce
 from fsla_reproduction.folder import Folder, RunError
-from fsla_reproduction.images import held
+from fsla_reproduction.images import load_once
 from fsla_reproduction.job import Job
 from fsla_reproduction.runs import Workers, workers
 from fsla_reproduction.synthetic import SyntheticSpec, run
@@ -35,13 +35,13 @@ class Spec:
 
 def timeless(folder):
     """The records of every run, without what the clock said."""
-    found = {}
+    records = {}
     for path in sorted((folder / "runs").iterdir()):
         lines = [json.loads(line) for line in path.read_text().splitlines()[:-1]]
-        found[path.name] = [
+        records[path.name] = [
             {k: x for k, x in r.items() if "seconds" not in k and not k.startswith("s_")} for r in lines
         ]
-    return found
+    return records
 
 
 @pytest.fixture
@@ -60,14 +60,14 @@ def inside(monkeypatch, capsys):
 class Cluster(ThreadingBackend):
     """Two threads in the place of a cluster's workers."""
 
-    asked = 0
+    requests = 0
 
     def effective_n_jobs(self, n_jobs):
         assert n_jobs == -1  # all that the cluster has
         return 2
 
     def submit(self, func, callback=None):
-        type(self).asked += 1
+        type(self).requests += 1
         return super().submit(func, callback)
 
 
@@ -80,7 +80,7 @@ class Lists(Cluster):
 @pytest.fixture
 def cluster():
     """The back ends dask and ray of joblib, with threads in the place of a cluster."""
-    Cluster.asked = Lists.asked = 0
+    Cluster.requests = Lists.requests = 0
     joblib.register_parallel_backend("dask", Cluster)
     joblib.register_parallel_backend("ray", partial(Lists))
     yield
@@ -92,16 +92,16 @@ def cluster():
 
 
 @pytest.fixture(scope="module")
-def alone(tmp_path_factory):
+def expected_records(tmp_path_factory):
     out = tmp_path_factory.mktemp("alone")
     run(SMALL, Folder(out, "synthetic", SMALL))
     return timeless(out)
 
 
-def test_two_processes_do_the_same_and_are_counted_together(tmp_path, alone):
+def test_runs_in_two_processes_equal_one(tmp_path, expected_records):
     seen = []
-    run(SMALL, Folder(tmp_path, "synthetic", SMALL), lambda *told: seen.append(told), Workers(2))
-    assert timeless(tmp_path) == alone
+    run(SMALL, Folder(tmp_path, "synthetic", SMALL), lambda *args: seen.append(args), Workers(2))
+    assert timeless(tmp_path) == expected_records
     assert [done for _, done, _ in seen] == [
         1,
         2,
@@ -116,32 +116,32 @@ def test_two_processes_do_the_same_and_are_counted_together(tmp_path, alone):
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "runs").iterdir()}
     (tmp_path / "runs" / "divergence-001.jsonl").unlink()
     run(SMALL, Folder(tmp_path, "synthetic", SMALL), workers=Workers(2))
-    assert timeless(tmp_path) == alone
+    assert timeless(tmp_path) == expected_records
     assert [path.name for path in before if path.stat().st_mtime_ns != before[path]] == ["divergence-001.jsonl"]
 
 
 @pytest.mark.parametrize(("backend", "kind"), [("dask", Cluster), ("ray", Lists)])
-def test_a_cluster_does_the_same(backend, kind, tmp_path, alone, cluster):
+def test_runs_on_cluster_equal_one_process(backend, kind, tmp_path, expected_records, cluster):
     seen = []
     with joblib.parallel_config(backend):
-        crew = workers()
-        assert crew.number == 2
-        run(SMALL, crew.open(tmp_path, "synthetic", SMALL), lambda *told: seen.append(told), crew)
-    assert timeless(tmp_path) == alone
-    assert kind.asked == 6  # the one with the clock is not for a cluster
+        pool = workers()
+        assert pool.number == 2
+        run(SMALL, pool.open(tmp_path, "synthetic", SMALL), lambda *args: seen.append(args), pool)
+    assert timeless(tmp_path) == expected_records
+    assert kind.requests == 6  # the one with the clock is not for a cluster
     assert [done for _, done, _ in seen] == [1, 2, 3, 4, 5, 6, 6, 7]
 
 
-def by_itself(tell):
-    here.append(1)
+def by_itself(report):
+    calls.append(1)
     time.sleep(0.05)
-    return [{"beside": len(here) - 1, "done": here.pop()}]
+    return [{"beside": len(calls) - 1, "done": calls.pop()}]
 
 
-here = []
+calls = []
 
 
-def test_a_worker_with_two_threads_does_one_run_at_a_time(tmp_path, cluster):
+def test_worker_with_threads_runs_one_at_a_time(tmp_path, cluster):
     """Runs share the random state and the warnings of their process."""
     folder = Folder(tmp_path, "x", Spec())
     jobs = [Job(name, name, by_itself) for name in "abcd"]
@@ -151,19 +151,19 @@ def test_a_worker_with_two_threads_does_one_run_at_a_time(tmp_path, cluster):
 
 
 @pytest.mark.parametrize("backend", ["dask", "ray"])
-def test_the_command_asks_a_cluster(backend, tmp_path, inside, cluster, monkeypatch):
+def test_command_uses_configured_cluster(backend, tmp_path, inside, cluster, monkeypatch):
     monkeypatch.setattr("fsla_benchmarks.compare.plot.draw", lambda out, results: [])
     args = "--algorithms", "soba", "--problems", "quadratic", "--seeds", "1", "--calls", "20"
     with joblib.parallel_config(backend):
-        code, said, err = inside("compare", "--out", str(tmp_path / "x"), *args)
+        code, output, err = inside("compare", "--out", str(tmp_path / "x"), *args)
     assert (code, err) == (0, "")
-    assert "with 2 processes" in said
-    assert (Cluster if backend == "dask" else Lists).asked == 3
+    assert "with 2 processes" in output
+    assert (Cluster if backend == "dask" else Lists).requests == 3
     assert inside("compare", "--out", str(tmp_path / "y"), *args)[0] == 0
     assert timeless(tmp_path / "x") == timeless(tmp_path / "y")
 
 
-def test_cleaning_runs_are_the_same_and_go_on_from_their_checkpoint_in_a_worker(tmp_path, monkeypatch):
+def test_cleaning_run_in_worker_resumes_exactly(tmp_path, monkeypatch):
     smoke = figures.SCALES["smoke"]
     monkeypatch.setitem(figures.SCALES, "smoke", replace(smoke, base=replace(smoke.base, steps=8, every=2)))
     plans = [reproduce.prepare(tmp_path / name, figures.CleaningSpec(), ("fig4",), 1) for name in ("one", "two")]
@@ -181,9 +181,9 @@ def test_cleaning_runs_are_the_same_and_go_on_from_their_checkpoint_in_a_worker(
 
     monkeypatch.setattr(cleaning, "run_algorithm", partial(cleaning.run_algorithm, save_every=2))
     first = plans[1].panels.runs(("fig4",), 1)[0]
-    folder = Folder(plans[1].out, "cleaning", plans[1].panels.asked, plans[1].fingerprints)
+    folder = Folder(plans[1].out, "cleaning", plans[1].panels.cleaning_spec, plans[1].fingerprints)
     part = folder.runs / f"{first.name}.part"
-    images = held(first.task.dataset, plans[1].fingerprints[first.task.dataset], None)
+    images = load_once(first.task.dataset, plans[1].fingerprints[first.task.dataset], None)
     with pytest.raises(Stop):
         cleaning.execute(first, checkpoint=part, images=images, on_measure=stop)
     assert sorted(path.name for path in part.iterdir()) == ["checkpoint-00000004.safetensors", "records.jsonl"]
@@ -195,9 +195,9 @@ def test_cleaning_runs_are_the_same_and_go_on_from_their_checkpoint_in_a_worker(
     assert (tmp_path / "two" / "summary.json").exists()
 
 
-def test_a_worker_with_other_data_does_nothing(monkeypatch):
+def test_worker_with_other_data_runs_nothing(monkeypatch):
     with pytest.raises(RunError, match="One read other images or labels of digits"):
-        held("digits", "the print of other images", None)
+        load_once("digits", "the print of other images", None)
 
 
 # ---------------------------------------------------------------------------------------------------- what goes wrong
@@ -210,19 +210,19 @@ class Strange(Exception):
         super().__init__(f"{a} and {b}")
 
 
-def fails(error, tell):
+def fails(error, report):
     raise error
 
 
-def strange(tell):
+def strange(report):
     raise Strange(1, 2)
 
 
-def records(tell):
+def records(report):
     return [{"threads": torch.get_num_threads()}]
 
 
-def ends_after(path, tell):
+def ends_after(path, report):
     while not path.exists():
         time.sleep(0.01)
     os.kill(os.getpid(), signal.SIGKILL)
@@ -236,12 +236,12 @@ def ends_after(path, tell):
         (strange, RuntimeError, "^Strange: 1 and 2"),
     ],
 )
-def test_what_goes_wrong_in_a_worker_comes_back(work, kind, text, tmp_path):
+def test_worker_error_propagates(work, kind, text, tmp_path):
     with pytest.raises(kind, match=text):
         Workers(2).do(Folder(tmp_path, "x", Spec()), [Job("a", "a", work)])
 
 
-def test_a_worker_that_is_killed_is_said_and_what_ended_is_kept(tmp_path):
+def test_worker_killed_keeps_finished_runs(tmp_path):
     folder = Folder(tmp_path, "x", Spec())
     bad = Job("b", "b", partial(ends_after, folder.runs.resolve() / "a.jsonl"))
     with pytest.raises(RunError, match=r"must live until its runs have ended.*The runs that ended are kept"):
@@ -260,7 +260,7 @@ def test_a_worker_that_is_killed_is_said_and_what_ended_is_kept(tmp_path):
         (["--jobs", "0"], "--jobs"),
     ],
 )
-def test_bad_input_gets_one_message(args, text, tmp_path, inside):
+def test_jobs_invalid_value_raises(args, text, tmp_path, inside):
     code, _, err = inside("reproduce", "synthetic", "--out", str(tmp_path / "x"), *args)
     assert code == 2
     assert text in err
@@ -309,42 +309,42 @@ def start(tmp_path, launcher, *args, **environment):
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
 
 
-def test_ranks_share_the_runs_and_leave_the_same_files(tmp_path, alone):
+def test_runs_on_ranks_leave_same_files(tmp_path, expected_records):
     process = start(tmp_path, TORCHRUN, "reproduce", "synthetic", "--seeds", "2", "--out", "x")
-    said, err = process.communicate(timeout=LIMIT_S)
+    output, err = process.communicate(timeout=LIMIT_S)
     assert process.returncode == 0, err
-    assert timeless(tmp_path / "x") == alone
-    assert said.count("summary.md") == said.count("BP and NS coincide") == 1
+    assert timeless(tmp_path / "x") == expected_records
+    assert output.count("summary.md") == output.count("BP and NS coincide") == 1
     names = {path.name for path in (tmp_path / "x").iterdir()}
     assert names == {"spec.json", "runs", "records.jsonl", "summary.json", "summary.md", "figure"}
     assert (tmp_path / "x" / "figure").read_text() == "0"
-    shares = [(tmp_path / f"saved{rank}").read_text().split() for rank in (0, 1)]
+    saved = [(tmp_path / f"saved{rank}").read_text().split() for rank in (0, 1)]
     names = [job.name for job in SMALL.runs()]
-    assert shares == [[*names[0:6:2], "timing"], names[1:6:2]]
+    assert saved == [[*names[0:6:2], "timing"], names[1:6:2]]
 
 
 @pytest.mark.parametrize(
-    ("asked", "got"), [("auto", "cuda:1"), ("cuda", "cuda:1"), ("cuda:0", "cuda:0"), ("cpu", "cpu")]
+    ("name", "got"), [("auto", "cuda:1"), ("cuda", "cuda:1"), ("cuda:0", "cuda:0"), ("cpu", "cpu")]
 )
-def test_ranks_that_ask_for_a_gpu_have_one_each(asked, got, monkeypatch):
+def test_runs_on_ranks_use_one_gpu_each(name, got, monkeypatch):
     chosen = []
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
     monkeypatch.setattr("torch.cuda.set_device", chosen.append)
     monkeypatch.setattr("fsla_reproduction.runs.pick_device", torch.device)
     monkeypatch.setenv("LOCAL_RANK", "3")  # more ranks than GPUs: two share one
-    assert Workers(here=ProcessGroup(5, 8)).device(asked) == torch.device(got)
+    assert Workers(group=ProcessGroup(5, 8)).device(name) == torch.device(got)
     assert chosen == ([1] if got == "cuda:1" else [])
 
 
-def test_a_cluster_is_not_for_ranks(monkeypatch, cluster):
+def test_cluster_on_ranks_raises(monkeypatch, cluster):
     monkeypatch.setattr("fsla.distributed.get_group", lambda: ProcessGroup(1, 2))
     with pytest.raises(RunError, match="2 ranks"), joblib.parallel_config("dask"):
         workers()
-    assert Cluster.asked == 0
+    assert Cluster.requests == 0
 
 
-def test_a_rank_that_fails_ends_all(tmp_path):
+def test_rank_failure_ends_all_ranks(tmp_path):
     process = start(tmp_path, TORCHRUN, "reproduce", "synthetic", "--seeds", "2", "--out", "x", breaks="")
     _, err = process.communicate(timeout=LIMIT_S)
     assert process.returncode != 0
@@ -352,7 +352,7 @@ def test_a_rank_that_fails_ends_all(tmp_path):
     assert not (tmp_path / "x" / "summary.md").exists()
 
 
-def test_ctrl_c_ends_all_workers_and_leaves_whole_files(tmp_path):
+def test_interrupt_ends_workers_and_keeps_files(tmp_path):
     process = start(tmp_path, (), "reproduce", "synthetic", "--seeds", "200", "--jobs", "2", "--out", "x")
     runs = tmp_path / "x" / "runs"
     wait_until(lambda: process.poll() is not None or len(list(runs.glob("*.jsonl"))) > 4)
@@ -368,12 +368,12 @@ def test_ctrl_c_ends_all_workers_and_leaves_whole_files(tmp_path):
 
 def members(group):
     """The processes of a group that run."""
-    found = []
+    names = []
     for path in Path("/proc").glob("[0-9]*/stat"):
         try:
             state, _, of = path.read_text().rpartition(")")[2].split()[:3]
         except OSError:
             continue
         if int(of) == group and state != "Z":
-            found.append(path)
-    return found
+            names.append(path)
+    return names

@@ -77,21 +77,21 @@ def same(a, b):
 @settings(max_examples=300, deadline=None)
 def test_unflatten_inverts_flatten_through_json(nest):
     """Whatever a state holds comes back, through JSON as a store writes it: names with "/", "~" or none, NaN and ∞."""
-    found, shape = flatten(nest)
+    tensors, shape = flatten(nest)
     text = json.dumps(shape, allow_nan=False)
-    assert same(unflatten(found, json.loads(text)), nest)
+    assert same(unflatten(tensors, json.loads(text)), nest)
 
 
 @given(nests)
 @settings(max_examples=100, deadline=None)
-def test_flatten_gives_each_tensor_a_path_of_its_own(nest):
+def test_flatten_gives_tensors_unique_paths(nest):
     """Two tensors under one path would be one tensor in the file."""
-    found, _ = flatten(nest)
-    assert len(found) == len({*map(id, tensors_of(nest))})
-    assert all(isinstance(path, str) for path in found)
+    tensors, _ = flatten(nest)
+    assert len(tensors) == len({*map(id, tensors_of(nest))})
+    assert all(isinstance(path, str) for path in tensors)
 
 
-def test_flatten_names_tensors_by_their_place():
+def test_flatten_names_tensors_by_position():
     """The paths are what a reader of the file sees."""
     t = torch.zeros(1)
     assert list(flatten({"omega": Variable({"0.weight": t})})[0]) == ["omega/value/0.weight"]
@@ -99,7 +99,7 @@ def test_flatten_names_tensors_by_their_place():
 
 
 @pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf])
-def test_flatten_writes_numbers_that_are_not_finite_as_text(number):
+def test_flatten_writes_nonfinite_numbers_as_text(number):
     """JSON has no NaN and no infinity."""
     _, shape = flatten({"x": number})
     assert same(unflatten({}, json.loads(json.dumps(shape, allow_nan=False))), {"x": number})
@@ -138,13 +138,13 @@ def named_like_a_declared_type():
     ],
     ids=lambda value: type(value).__name__,
 )
-def test_flatten_of_undeclared_types_raises(value):
+def test_flatten_of_undeclared_type_raises(value):
     """A file is read without pickle: nothing may enter that only Python knows."""
     with pytest.raises(TypeError, match="A state holds"):
         flatten({"part": value})
 
 
-def test_flatten_of_a_nest_without_end_raises():
+def test_flatten_of_cyclic_tree_raises():
     """A nest that holds itself is refused in words, not by a full stack."""
     nest = []
     nest.append(nest)
@@ -173,21 +173,21 @@ def test_flatten_of_a_nest_without_end_raises():
     ],
     ids=json.dumps,
 )
-def test_unflatten_of_what_is_no_nest_raises(shape):
+def test_unflatten_of_malformed_tree_raises(shape):
     """A file that was damaged, or is of something else, is refused before anything is made of it."""
     with pytest.raises(ValueError, match=r"its nest|it has a|a tensor is missing|a part of its nest"):
         unflatten({}, shape)
 
 
-def test_unflatten_checks_the_kind_that_is_asked_for():
+def test_unflatten_checks_expected_type():
     """A state of one algorithm is no state of another."""
-    found, shape = flatten(Pair7(1, 2))
-    assert unflatten(found, shape, Pair7) == Pair7(1, 2)
+    tensors, shape = flatten(Pair7(1, 2))
+    assert unflatten(tensors, shape, Pair7) == Pair7(1, 2)
     with pytest.raises(ValueError, match="not the Box3 that belongs there"):
-        unflatten(found, shape, Box3)
+        unflatten(tensors, shape, Box3)
 
 
-def test_saved_refuses_a_second_type_of_one_name():
+def test_saved_second_type_of_one_name_raises():
     """The name is all that a file has of a type."""
     with pytest.raises(TypeError, match=r"different names\. Both are called Variable"):
 
@@ -196,7 +196,7 @@ def test_saved_refuses_a_second_type_of_one_name():
             pass
 
 
-def test_map_tensors_keeps_the_nest_and_tensors_of_counts_places():
+def test_map_tensors_keeps_structure():
     """A state moves to another device as a whole; one tensor in two places comes twice."""
     t = torch.ones(2)
     nest = {"a": (t, [t]), "b": Box3((1.0,), {"w": t}), "c": "text"}
@@ -223,20 +223,20 @@ def test_saved_types_declare_every_field():
 
 
 @pytest.mark.parametrize("name", ["fsla", "soba", "cg", "ma_soba", "fdehbo", "f2sa", "hoag"])
-def test_states_of_algorithms_come_back_and_go_on(name):
+def test_states_of_algorithms_round_trip(name):
     """The typed states are what checkpoints hold."""
     problem, at, train, valid = ridge_logistic()
     bound = {"max_adjoint_norm": 10.0} if name == "fdehbo" else {}
     algorithm = fsla.algorithms.get_algorithm(name)(fsla.steps.constant(0.1, 0.1, 0.1, 0.5), **bound)
     batches = fsla.StepBatches.of((train,), (valid,), None, (valid,), (train,), seed=1, mode="grouped")
     state = algorithm.step(problem, algorithm.init(problem, at, batches), batches)
-    found, shape = flatten(state)
-    again = unflatten(found, json.loads(json.dumps(shape)), type(state))
+    tensors, shape = flatten(state)
+    again = unflatten(tensors, json.loads(json.dumps(shape)), type(state))
     one, two = algorithm.step(problem, state, batches), algorithm.step(problem, again, batches)
     assert all(map(torch.equal, tensors_of(one), tensors_of(two)))
 
 
-def test_describe_shows_the_public_fields():
+def test_describe_shows_public_fields():
     """A run resumes only where this is the same."""
     shown = describe(fsla.algorithms.soba(fsla.steps.constant(0.1, 0.2, 0.3)))
     assert shown["type"] == "Simultaneous"

@@ -30,14 +30,14 @@ class Watched(ForwardingProblem):
 
     def __init__(self, problem):
         super().__init__(problem)
-        self.made = []
+        self.views = []
 
     def inner_at(self, at, batch, *, update_buffers=False):
-        self.made.append(("inner", update_buffers))
+        self.views.append(("inner", update_buffers))
         return super().inner_at(at, batch, update_buffers=update_buffers)
 
     def outer_at(self, at, batch):
-        self.made.append(("outer", False))
+        self.views.append(("outer", False))
         return super().outer_at(at, batch)
 
 
@@ -53,17 +53,17 @@ def moved(at):
     return Point(at.lam, tree.scale(1.1, at.omega))
 
 
-def test_step_context_makes_a_view_once_for_a_point_and_a_batch(case):
+def test_step_context_caches_view_by_point_and_batch(case):
     """Two oracles at one point on one batch are one pass."""
     watched, at, batches, step = case
     view = step.inner_at(at, batches.inner_grad[0])
     assert step.inner_at(at, batches.hvp[0]) is view  # hvp repeats inner_grad
     assert step.inner_at(at, batches.mixed_hvp[0]) is not view
     assert step.outer_at(at, batches.outer_grad_omega[0]) is step.outer_at(at, batches.outer_grad_omega[0])
-    assert len(watched.made) == 3
+    assert len(watched.views) == 3
 
 
-def test_step_context_lets_views_go_with_their_point(case):
+def test_step_context_frees_views_with_point(case):
     """A view holds a graph, or a gradient of the size of ω: those of one point at a time are held."""
     _, at, batches, step = case
     view = step.inner_at(at, batches.inner_grad[0])
@@ -75,7 +75,7 @@ def test_step_context_lets_views_go_with_their_point(case):
 
 
 @pytest.mark.parametrize("update_buffers", [True, False])
-def test_step_context_moves_buffers_in_its_first_inner_view_alone(case, update_buffers):
+def test_step_context_updates_buffers_in_first_inner_view_only(case, update_buffers):
     """Running statistics move once a step, as in plain training; the start of a run moves none."""
     watched, at, batches, _ = case
     step = StepContext(watched, batches, RATES.rates(0), UPDATES, RATES, update_buffers=update_buffers)
@@ -84,10 +84,10 @@ def test_step_context_moves_buffers_in_its_first_inner_view_alone(case, update_b
     part.inner_at(at, batches.inner_grad[0])
     step.inner_at(at, batches.inner_grad[0])
     step.inner_at(moved(at), batches.inner_grad[0])
-    assert watched.made == [("outer", False), ("inner", update_buffers), ("inner", False), ("inner", False)]
+    assert watched.views == [("outer", False), ("inner", update_buffers), ("inner", False), ("inner", False)]
 
 
-def test_step_context_reading_has_views_batches_and_a_problem_of_its_own(case):
+def test_step_context_reading_is_isolated(case):
     """A part of a step that reads other batches, of a wrapped problem, leaves the step as it is."""
     _, at, batches, step = case
     view = step.inner_at(at, batches.inner_grad[0])
@@ -104,7 +104,7 @@ def test_step_context_reading_has_views_batches_and_a_problem_of_its_own(case):
     assert part.rates == step.rates
 
 
-def test_step_context_losses_are_those_that_the_step_saw_first(case):
+def test_step_context_losses_are_first_values(case):
     """The losses of a step are of the point where it began; a part of the step counts, and nothing is passed anew."""
     watched, at, batches, step = case
     assert step.losses() == (None, None)
@@ -113,14 +113,14 @@ def test_step_context_losses_are_those_that_the_step_saw_first(case):
     _ = step.inner_at(at, batches.inner_grad[0]).grad_omega
     _ = step.inner_at(moved(at), batches.inner_grad[0]).grad_omega
     _ = step.reading(batches).outer_at(at, batches.outer_grad_omega[0]).grad_omega
-    passes = len(watched.made)
+    passes = len(watched.views)
     inner, outer = step.losses()
-    assert len(watched.made) == passes
+    assert len(watched.views) == passes
     assert torch.equal(inner, watched.problem.inner_at(at, batches.inner_grad[0]).value)
     assert torch.equal(outer, watched.problem.outer_at(at, batches.outer_grad_omega[0]).value)
 
 
-def test_descend_takes_its_steps_on_the_batches_in_turn(case):
+def test_descend_uses_batches_in_order(case):
     """Each move has its own batch where there are several, and the way is noted where it is asked for."""
     watched, at, batches, _ = case
     two = batches._replace(inner_grad=(batches.inner_grad[0], batches.mixed_hvp[0]))
@@ -165,7 +165,7 @@ ASK = {
 
 @pytest.mark.parametrize("hvp_method", ["autograd", "forward_over_reverse"])
 @pytest.mark.parametrize("ask", ASK)
-def test_known_value_is_what_a_pass_has_left(hvp_method, ask):
+def test_known_value_is_value_of_last_pass(hvp_method, ask):
     """A run reports the losses of its passes, and pays for none."""
     problem, at, inner = quartic(hvp_method=hvp_method)
     problem.settle(at, Batch(None))
@@ -180,7 +180,7 @@ def test_known_value_is_what_a_pass_has_left(hvp_method, ask):
     assert inner.count == 1
 
 
-def test_known_value_of_differences_is_the_mean_of_both_ends():
+def test_known_value_of_finite_difference_is_mean_of_ends():
     """ω itself is not passed where a product alone is asked for."""
     problem, at, inner = quartic(hvp_method="finite_difference")
     view = problem.inner_at(at, Batch(None))
@@ -205,7 +205,7 @@ def test_known_value_passes_through_wrappers():
 @pytest.mark.parametrize("what", ["omega", "lam"])
 @pytest.mark.parametrize("hvp_method", ["autograd", "forward_over_reverse", "finite_difference"])
 @pytest.mark.parametrize("ask", ["grad_omega", "hvp", "products"])
-def test_view_that_is_asked_after_its_point_moved_in_place_raises(what, hvp_method, ask):
+def test_view_after_in_place_move_raises(what, hvp_method, ask):
     """Derivatives of another point than the one that was looked at would be silently wrong."""
     problem, at, _ = quartic(hvp_method=hvp_method)
     view = problem.inner_at(at, Batch(None))
@@ -216,7 +216,7 @@ def test_view_that_is_asked_after_its_point_moved_in_place_raises(what, hvp_meth
     assert torch.allclose(new.grad_omega["w"], 4 * at.lam["a"] * at.omega["w"] ** 3)
 
 
-def test_linearized_view_whose_point_moved_in_place_raises():
+def test_linearized_view_after_in_place_move_raises():
     """Its graph outlives the pass, and PyTorch watches only the tensors that a derivative reads."""
     problem = Problem(lambda lam, omega, b: (lam["a"] * omega["w"]).sum() ** 2, lambda lam, omega, b: omega["w"].sum())
     at = Point({"a": normal(3)}, {"w": normal(3, seed=1)})
@@ -227,7 +227,7 @@ def test_linearized_view_whose_point_moved_in_place_raises():
         view.hvp(v)
 
 
-def test_view_answers_what_it_knows_after_its_point_moved():
+def test_view_after_move_returns_cached_values():
     """What was asked before the move stays what it was."""
     problem, at, _ = quartic()
     view = problem.inner_at(at, Batch(None))
@@ -236,7 +236,7 @@ def test_view_answers_what_it_knows_after_its_point_moved():
     assert torch.equal(view.grad_omega["w"], gradient["w"])
 
 
-def test_view_of_a_map_whose_point_moved_in_place_raises():
+def test_fixed_point_view_after_in_place_move_raises():
     """Fixed-point problems keep the same rule."""
     problem = fsla.FixedPointProblem(
         lambda lam, omega, b: {"w": (lam["a"] * omega["w"]).tanh()}, lambda lam, omega, b: omega["w"].square().sum()
@@ -260,21 +260,21 @@ PRODUCTS = {
 
 @pytest.mark.parametrize("name", PRODUCTS)
 @pytest.mark.parametrize("counted_outside", [True, False])
-def test_counted_problem_counts_differences_as_gradients(name, counted_outside):
+def test_counted_problem_counts_finite_differences_as_gradients(name, counted_outside):
     """Products by differences cost two gradients, or two forward passes for ∂_λ G alone, whoever wraps whom."""
     problem, at, train, _ = ridge_logistic()
     counted = CountedProblem(FiniteDifferenceProblem(problem) if counted_outside else problem, size=lambda b: 60)
-    asked = counted if counted_outside else FiniteDifferenceProblem(counted)
+    outermost = counted if counted_outside else FiniteDifferenceProblem(counted)
     direction = at.lam if name == "mixed_hvp_transpose" else at.omega
-    getattr(asked.inner_at(at, Batch(train)), name)(direction)
+    getattr(outermost.inner_at(at, Batch(train)), name)(direction)
     expected = PRODUCTS[name]
-    found = counted.calls
-    expected.inner_views, expected.outer_views = found.inner_views, found.outer_views
-    assert found == expected
-    assert counted.samples.grad == 60 * found.grad
+    calls = counted.calls
+    expected.inner_views, expected.outer_views = calls.inner_views, calls.outer_views
+    assert calls == expected
+    assert counted.samples.grad == 60 * calls.grad
 
 
-def test_counted_problem_counts_differences_of_the_outer_loss():
+def test_counted_problem_counts_outer_finite_differences():
     """The outer loss has its own names."""
     problem, at, _, valid = ridge_logistic()
     counted = CountedProblem(FiniteDifferenceProblem(problem))

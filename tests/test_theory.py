@@ -17,7 +17,7 @@ from lemma2 import Term, vector_recursion
 from support import normal, ridge_logistic
 
 
-def test_the_values_for_all_ones():
+def test_theorem5_values_for_unit_constants():
     t = theorem5(Constants(1, 1, 1, 1, 1, 1, 1, 1))
     assert (t.gamma_v, t.gamma_omega, t.c_eta, t.c_beta) == (512, 48, 3, 3074)
     assert float(t.c_tau) == pytest.approx(24706, abs=0.5)
@@ -33,7 +33,7 @@ def draw_constants(rng):
     return Constants(mu, mu * Fraction(10 ** rng.uniform(0, 3)), *values)
 
 
-def test_the_inequalities_hold_in_rational_arithmetic():
+def test_theorem5_inequalities_hold_exactly():
     rng = random.Random(0)
     extra = 0
     for _ in range(1500):
@@ -46,7 +46,7 @@ def test_the_inequalities_hold_in_rational_arithmetic():
     assert extra > 0  # the bound that the paper leaves out is the active one at times
 
 
-def test_the_strict_constants_exceed_the_printed_ones_and_tend_to_them():
+def test_theorem5_strict_constants_tend_to_printed():
     t = theorem5(Constants(1, 2, 1, 1, 1, 1, 1, 1))
     printed, tiny = t.lemma_constants(), t.lemma_constants(Fraction(1, 10**30))
     for strict, plain, near in zip(t.lemma_constants(t.delta_bound), printed, tiny, strict=True):
@@ -55,14 +55,14 @@ def test_the_strict_constants_exceed_the_printed_ones_and_tend_to_them():
     assert max(t.margins(t.delta_bound / 10**6, strict=True)) < 0
 
 
-def test_gamma2_zero_is_handled():
+def test_theorem5_gamma2_zero_is_handled():
     t = theorem5(Constants(1, 10, 2, 0, 0, 0, 3, 5))  # F does not read λ, J and H constant: the synthetic problem
     assert t.gamma2_sq > 0
     assert math.isfinite(float(t.c_tau))
     assert max(t.margins(Fraction(999, 1000) * t.delta_bound)) < 0
 
 
-def test_the_constants_bound_the_exact_ones_on_quadratics():
+def test_theorem5_constants_bound_quadratics():
     for seed in range(50):
         q = Quadratic.random(3, 4, kappa=5.0, seed=seed)
         norm = lambda m: float(torch.linalg.matrix_norm(m, 2)) * (1 + 1e-9)  # noqa: E731
@@ -82,7 +82,7 @@ def test_the_constants_bound_the_exact_ones_on_quadratics():
         assert norm(torch.linalg.solve(q.H, q.J.T)) <= t.C_omega * (1 + 1e-6)
 
 
-def test_the_bound_as_a_function_of_k():
+def test_theorem5_bound_as_function_of_k():
     t = theorem5(Constants(1, 1, 1, 1, 1, 1, 1, 1))
     args = {"potential": 3.0, "sigma_sq": 2.0, "delta": 1e-8}
     by_hand = 2 * 3.0 / (1e-8 * 10) + 2 * 1e-8 * float(t.C_bar) * 2.0 * (1 + math.log(100)) / 10
@@ -99,13 +99,13 @@ def test_the_bound_as_a_function_of_k():
     [({"mu": 0}, "'mu' must be finite and positive"), ({"C_J": 0}, "'C_J'"), ({"L_H": -1}, "'L_H'.*at least 0"),
      ({"L": float("inf")}, "'L' must be finite"), ({"mu": 2}, "mu must not exceed L")],
 )  # fmt: skip
-def test_bad_constants_get_one_message(changed, text):
+def test_constants_invalid_value_raises(changed, text):
     ones = dict.fromkeys(Constants.__dataclass_fields__, 1)
     with pytest.raises(ValueError, match=text):
         Constants(**(ones | changed))
 
 
-def test_lemma3_bounds_the_vector_recursion():
+def test_lemma3_bounds_vector_recursion():
     """Along a sequence ω_k -> ω_λ on ridge logistic regression, with measured constants."""
     problem, at, train, valid = ridge_logistic()
     import fsla
@@ -148,7 +148,7 @@ def test_lemma3_bounds_the_vector_recursion():
     assert result.omega[-1] == pytest.approx(m * by_sum)
 
 
-def test_a_finite_sum_is_not_enough_for_lemma3():
+def test_lemma3_fails_with_finite_sum_only():
     """With e_p constant the forward quantity is finite, and so is the error: the paper's condition does not suffice."""
     K = 2000
     result = theory.lemma3(1.0, 2.0, [0.5] * K, [0.0] * K, [0.5] * K)
@@ -156,7 +156,7 @@ def test_a_finite_sum_is_not_enough_for_lemma3():
     assert result.p[-1] == pytest.approx(0.5)
 
 
-def test_step_rules():
+def test_corollary_step_rules():
     assert theory.neumann_step(1.0, 3.0) == 0.5
     step = theory.decreasing_step(1.0, 20.0, theta=1.0)
     assert step(0) == pytest.approx(1 / 11)  # the offset of the specification
@@ -168,7 +168,7 @@ def test_step_rules():
             theory.lemma3(1.0, 3.0, betas, [0.0] * len(betas), [0.0] * len(betas))
 
 
-def test_the_offset_avoids_the_transient():
+def test_step_rule_offset_avoids_transient():
     """A_{k+1} = (1-β_k h) A_k + β_k for h = 20 μ: without the offset it passes through thousands, with it under 0.1."""
 
     def largest(step):

@@ -34,24 +34,24 @@ def timeless(records):
 
 
 @pytest.mark.parametrize("name", ["fsla", "bp", "cg", "soba"])
-def test_a_state_comes_back_bit_for_bit(tmp_path, name):
+def test_run_state_round_trip_is_exact(tmp_path, name):
     problem, at, train, valid = network(torch.float32)
     more = {"inner_steps": 3} if name in ("bp", "cg") else {}
     solver = fsla.algorithms.get_algorithm(name)(fsla.steps.constant(0.1, 0.1, 0.1), **more)
     batches = StepBatches.shared(train, valid)
     state = solver.step(problem, solver.init(problem, at, batches), batches)
     save_checkpoint(tmp_path / "x", (state, torch.get_rng_state(), 0.1, "text", None, True))
-    found, random, *rest = load_checkpoint(tmp_path / "x")
+    loaded, random, *rest = load_checkpoint(tmp_path / "x")
     assert rest == [0.1, "text", None, True]
     assert torch.equal(random, torch.get_rng_state())
-    assert type(found) is type(state)
+    assert type(loaded) is type(state)
     one = solver.step(problem, state, batches)
-    two = solver.step(problem, found, batches)
+    two = solver.step(problem, loaded, batches)
     assert all(torch.equal(one.direction[k], two.direction[k]) for k in one.direction)
     assert all(torch.equal(one.omega.value[k], two.omega.value[k]) for k in one.omega.value)
 
 
-def test_damaged_checkpoints_are_named(tmp_path):
+def test_run_damaged_checkpoint_is_named(tmp_path):
     save_checkpoint(tmp_path / "x", ({"a": torch.ones(3)},))
     (tmp_path / "y").write_bytes((tmp_path / "x").read_bytes()[:-5])
     with pytest.raises(CheckpointError, match=r"Cannot read .* damaged.*Remove it"):
@@ -69,7 +69,7 @@ def test_damaged_checkpoints_are_named(tmp_path):
 
 
 @pytest.mark.parametrize("method", [Fsla(), Bp(3), Ns(1, 3), Cg(2, 3), NoCleaning(), Oracle()], ids=str)
-def test_one_seed_gives_the_same_records_twice(method):
+def test_run_with_one_seed_is_repeatable(method):
     spec = RunSpec(**{**TINY.__dict__, "method": method})
     one = execute(spec)
     two = execute(spec)
@@ -84,7 +84,7 @@ def test_one_seed_gives_the_same_records_twice(method):
     [(method, "independent", "auto", stop) for method in (Fsla(), Bp(3), Cg(2, 3)) for stop in (4, 12, 16)]
     + [(method, samples, "eager", 12) for method in (Fsla(), Cg(1, 3), Ns(2, 3)) for samples in ("grouped", "shared")],
 )
-def test_a_stopped_run_ends_with_the_same_records(tmp_path, monkeypatch, method, samples, engine, stop):
+def test_run_stopped_resumes_to_same_records(tmp_path, monkeypatch, method, samples, engine, stop):
     save_at_every_step(monkeypatch)
     spec = RunSpec(**{**TINY.__dict__, "method": method, "samples": samples})
 
@@ -103,7 +103,7 @@ def test_a_stopped_run_ends_with_the_same_records(tmp_path, monkeypatch, method,
     assert timeless(resumed) == timeless(execute(spec, engine=engine))
 
 
-def test_a_killed_command_resumes_to_the_same_records(tmp_path):
+def test_command_killed_resumes_to_same_records(tmp_path):
     """A real process that is ended by SIGKILL at different steps; the records of the whole are the same."""
     code = (
         "import os, signal, sys; from functools import partial; from pathlib import Path\n"
@@ -136,7 +136,7 @@ def test_a_killed_command_resumes_to_the_same_records(tmp_path):
     assert not list((tmp_path / "killed" / "runs").glob("*.part*"))
 
 
-def test_a_budget_stops_a_run_and_says_so(monkeypatch):
+def test_run_budget_stops_and_reports(monkeypatch):
     ticks = iter(range(10**9))
     monkeypatch.setattr("fsla.train._loop.perf_counter", lambda: float(next(ticks)))  # each step takes a second
     records = execute(RunSpec(**{**TINY.__dict__, "budget_s": 6.5}))
@@ -144,7 +144,7 @@ def test_a_budget_stops_a_run_and_says_so(monkeypatch):
     assert records[-1]["seconds"] == 7.0
 
 
-def test_divergence_is_reported_and_ends_the_run():
+def test_run_divergence_is_reported():
     spec = RunSpec(**{**TINY.__dict__, "c_tau": 1e30, "steps": 100})
     records = execute(spec)
     assert records[-1]["status"] == "diverged"
@@ -153,7 +153,7 @@ def test_divergence_is_reported_and_ends_the_run():
     json.dumps(records, allow_nan=False)
 
 
-def test_measuring_stays_out_of_the_counts_and_the_numbers():
+def test_run_measuring_changes_no_counts():
     often, seldom = (execute(RunSpec(**{**TINY.__dict__, "every": e}))[-1] for e in (1, 20))
     for record in (often, seldom):
         del record["seconds"], record["preparation_seconds"], record["run"]
@@ -162,7 +162,7 @@ def test_measuring_stays_out_of_the_counts_and_the_numbers():
     assert often["oracles"]["mixed_hvp"] == 40
 
 
-def test_what_a_record_holds():
+def test_run_record_fields():
     first, *_, last = execute(TINY)
     assert first["spec"]["batch"] == 16
     assert first["changed_labels"] > 0
@@ -183,7 +183,7 @@ def test_what_a_record_holds():
     assert last["hypergradient_norm"] > 0
 
 
-def test_cleaning_cleans():
+def test_cleaning_experiment_reduces_loss():
     """On digits with four fifths of the labels redrawn: a lower loss, and weights that rank the wrong labels."""
     from fsla_reproduction.figures import CleaningSpec, panels
 
@@ -195,12 +195,12 @@ def test_cleaning_cleans():
 
 
 @pytest.mark.parametrize("model", ["cnn", "cnn-small", "cnn4", "softmax"])
-def test_every_model_runs(model):
+def test_cleaning_experiment_every_model_runs(model):
     spec = RunSpec(**{**TINY.__dict__, "model": model, "steps": 2, "every": 2})
     assert execute(spec)[-1]["status"] == "finished"
 
 
-def test_the_samples_of_each_method():
+def test_method_batches_match_spec():
     """BP differentiates the steps that were taken; T inner steps have T batches; STORM's batches are its own."""
     task = make_task(TINY.task)
 
@@ -220,7 +220,7 @@ def test_the_samples_of_each_method():
 
 
 @pytest.mark.parametrize("stop", [1, 2, 3, 4])
-def test_a_run_that_is_stopped_at_once_resumes_to_the_same_records(tmp_path, monkeypatch, stop):
+def test_run_stopped_at_once_resumes_to_same_records(tmp_path, monkeypatch, stop):
     """The first steps are those in which states get their lasting form; no batch may be lost in them."""
     save_at_every_step(monkeypatch)
     spec = RunSpec(**{**TINY.__dict__, "steps": 6, "every": 1})
@@ -238,7 +238,7 @@ def test_a_run_that_is_stopped_at_once_resumes_to_the_same_records(tmp_path, mon
     assert timeless(execute(spec, checkpoint=tmp_path / "x")) == timeless(whole)
 
 
-def test_a_step_before_the_clock_starts_leaves_no_trace():
+def test_run_warm_up_step_leaves_no_trace():
     spec = RunSpec(TaskSpec("digits", n_train=60, n_valid=40), model="softmax", steps=4, batch=8)
     run, _ = prepare(spec, make_task(spec.task))
     random = run.generator.get_state()

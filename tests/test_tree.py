@@ -16,7 +16,7 @@ def fill(form, seed):
 
 @given(trees, st.floats(-5, 5))
 @settings(max_examples=60, deadline=None)
-def test_arithmetic_is_that_of_the_flat_vectors(form, a):
+def test_tree_arithmetic_equals_flat_vectors(form, a):
     x, y = fill(form, 0), fill(form, 1)
     backwards = dict(reversed(list(y.items())))  # pairing is by name, not by position
     flat_x, flat_y = tree.flatten(x), tree.flatten(y)
@@ -38,7 +38,7 @@ def test_unflatten_inverts_flatten(form):
     assert all(torch.equal(back[k], x[k]) and back[k].shape == x[k].shape for k in x)
 
 
-def test_basis_is_the_identity():
+def test_tree_basis_is_identity():
     like = {"a": torch.zeros(2, 2), "b": torch.zeros(3)}
     assert torch.equal(torch.stack([tree.flatten(e) for e in tree.basis(like)]), torch.eye(7))
 
@@ -53,7 +53,7 @@ def test_basis_is_the_identity():
     ],
 )
 @pytest.mark.parametrize("operation", ["axpy", "sub", "dot"])
-def test_trees_that_disagree_are_refused(other, text, operation):
+def test_trees_of_different_structure_raise(other, text, operation):
     x = {"a": torch.zeros(2)}
     with pytest.raises(ValueError, match=text):
         tree.axpy(1.0, other, x) if operation == "axpy" else getattr(tree, operation)(x, other)
@@ -71,12 +71,12 @@ def test_trees_that_disagree_are_refused(other, text, operation):
         ({"a": torch.zeros(1, dtype=torch.complex64)}, TypeError, "real floating-point"),
     ],
 )
-def test_check_says_what_must_hold(x, error, text):
+def test_tree_check_states_requirement(x, error, text):
     with pytest.raises(error, match=text):
         tree.check(x, "lam")
 
 
-def test_nothing_is_written_in_place():
+def test_tree_operations_are_pure():
     x, y = {"a": torch.ones(2)}, {"a": torch.ones(2)}
     tree.axpy(2.0, x, y)
     assert torch.equal(y["a"], torch.ones(2))
@@ -90,7 +90,7 @@ def test_nothing_is_written_in_place():
     st.booleans(),
 )
 @settings(max_examples=60, deadline=None)
-def test_rows_compute_what_the_written_out_tensors_do(first, second, width, a, same):
+def test_rows_equal_dense_tensors(first, second, width, a, same):
     shape = (5, *([width] if width else []))
     second = first if same else second
     index = torch.tensor(first, dtype=torch.long)
@@ -102,19 +102,19 @@ def test_rows_compute_what_the_written_out_tensors_do(first, second, width, a, s
     for scalar in (a, torch.tensor(a, dtype=torch.float64)):
         for p, q in ((x, y), (x, z), (z, x), (z, z)):
             plain_p, plain_q = tree.dense(p), tree.dense(q)
-            for found, expected in (
+            for actual, expected in (
                 (tree.axpy(scalar, p, q), tree.axpy(scalar, plain_p, plain_q)),
                 (tree.sub(p, q), tree.sub(plain_p, plain_q)),
                 (tree.scale(scalar, p), tree.scale(scalar, plain_p)),
             ):
-                assert torch.allclose(tree.dense(found)["r"], expected["r"], atol=1e-12)
+                assert torch.allclose(tree.dense(actual)["r"], expected["r"], atol=1e-12)
             assert torch.allclose(tree.dot(p, q), tree.dot(plain_p, plain_q))
             assert torch.allclose(tree.norm(p), tree.norm(plain_p))
     assert isinstance(tree.sub(x, y)["r"], tree.RowSparse)  # nothing is written out before it must be
     assert torch.equal(z["r"], tree.axpy(0.0, x, z)["r"])
 
 
-def test_rows_of_the_wrong_length_are_refused():
+def test_rows_of_wrong_length_raise():
     rows = {"r": tree.RowSparse(torch.tensor([0]), torch.ones(1), 4)}
     with pytest.raises(ValueError, match=r"at 'r' one holds \(4,\)"):
         tree.axpy(1.0, rows, {"r": torch.ones(5)})

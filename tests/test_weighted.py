@@ -47,7 +47,7 @@ KINDS = ["whole", "rows", "outputs"]
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("ridge", [True, False])
 @pytest.mark.parametrize("index", [torch.arange(30), torch.tensor([3, 3, 7, 0])])  # a sample may be drawn twice
-def test_every_oracle_is_that_of_the_general_problem(ridge, index, kind, hvp_method):
+def test_weighted_problem_oracles_equal_problem(ridge, index, kind, hvp_method):
     problem, general, at = make(ridge=ridge, kind=kind, hvp_method=hvp_method)
     v = tree.unflatten(normal(tree.size(at.omega), seed=2), at.omega)
     u = tree.unflatten(normal(tree.size(at.lam), seed=3), at.lam)
@@ -61,10 +61,10 @@ def test_every_oracle_is_that_of_the_general_problem(ridge, index, kind, hvp_met
     for first in ("mixed_hvp", "hvp", "grad_omega", "products", "mixed_hvp_transpose"):  # whatever is asked for first
         G = problem.inner_at(at, Batch(index))
         for name in dict.fromkeys((first, "hvp", "mixed_hvp", "grad_omega", "products", "mixed_hvp_transpose")):
-            found = (
+            actual = (
                 G.grad_omega if name == "grad_omega" else getattr(G, name)(u if name == "mixed_hvp_transpose" else v)
             )
-            pairs = zip(("hvp", "mixed_hvp"), found, strict=True) if name == "products" else [(name, found)]
+            pairs = zip(("hvp", "mixed_hvp"), actual, strict=True) if name == "products" else [(name, actual)]
             for oracle, value in pairs:
                 value = tree.dense(value)
                 assert float(tree.norm(tree.sub(value, expected[oracle]))) < 1e-13
@@ -74,7 +74,7 @@ def test_every_oracle_is_that_of_the_general_problem(ridge, index, kind, hvp_met
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("hvp_method", ["auto", "forward_over_reverse"])
 @pytest.mark.parametrize("name", ["fsla", "cg", "bp", "soba", "ma_soba", "single_loop"])
-def test_algorithms_take_the_same_steps(name, kind, hvp_method):
+def test_weighted_problem_steps_equal_problem(name, kind, hvp_method):
     problem, general, at = make(kind=kind, hvp_method=hvp_method)
     algorithm = fsla.algorithms.get_algorithm(name)(fsla.steps.constant(0.5, 0.1, 0.1, 0.5))
     g = torch.Generator().manual_seed(0)
@@ -87,14 +87,14 @@ def test_algorithms_take_the_same_steps(name, kind, hvp_method):
         assert float(tree.norm(tree.sub(x, y))) < 1e-13
 
 
-def test_a_hypergradient_is_written_out():
+def test_weighted_problem_hypergradient_is_dense():
     problem, general, at = make(kind="rows")
     index = torch.tensor([3, 3, 7, 0])
-    found, expected = (
+    actual, expected = (
         fsla.hypergradient(p, at, index, index, "unrolled", num_steps=3, step_size=0.1) for p in (problem, general)
     )
-    assert isinstance(found.value["w"], torch.Tensor)
-    assert float(tree.norm(tree.sub(found.value, expected.value))) < 1e-13
+    assert isinstance(actual.value["w"], torch.Tensor)
+    assert float(tree.norm(tree.sub(actual.value, expected.value))) < 1e-13
 
 
 class Large(TorchDispatchMode):
@@ -102,18 +102,18 @@ class Large(TorchDispatchMode):
 
     def __init__(self, size):
         super().__init__()
-        self.size, self.kept = size, []
+        self.size, self.tensors = size, []
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         out = func(*args, **(kwargs or {}))
         for t in out if isinstance(out, tuple | list) else [out]:
             if isinstance(t, torch.Tensor) and t.numel() >= self.size:
-                self.kept.append(t)  # kept alive, so that no storage is used twice
+                self.tensors.append(t)  # kept alive, so that no storage is used twice
         return out
 
 
 @pytest.mark.parametrize("momentum", ["storm", "average", "none"])
-def test_a_step_makes_nothing_of_the_data_sets_size_but_lam_and_d(momentum):
+def test_weighted_problem_step_allocates_lam_and_direction_only(momentum):
     n = 5000
     problem, _, at = make(kind="outputs")
     at = Point({name: torch.zeros(n, dtype=F64) for name in ("w", "scale")}, at.omega)
@@ -123,7 +123,7 @@ def test_a_step_makes_nothing_of_the_data_sets_size_but_lam_and_d(momentum):
     with Large(n) as seen:
         after = algorithm.step(problem, state, StepBatches.draw("grouped", draw, draw))
     old = {t.untyped_storage().data_ptr() for x in (state.lam.value, state.direction) for t in x.values()}
-    new = {t.untyped_storage().data_ptr() for t in seen.kept} - old
+    new = {t.untyped_storage().data_ptr() for t in seen.tensors} - old
     assert new == {t.untyped_storage().data_ptr() for x in (after.lam.value, after.direction) for t in x.values()}
 
 
@@ -143,7 +143,7 @@ def gauss_newton(problem, at, index):
 
 
 @pytest.mark.parametrize("ridge", [True, False])
-def test_the_gauss_newton_product_is_that_of_the_matrix(ridge):
+def test_gauss_newton_product_matches_matrix(ridge):
     problem, general, at = make(kind="outputs", ridge=ridge)
     index = torch.tensor([3, 3, 7, 0, 11])
     matrix = gauss_newton(problem, at, index)
@@ -157,7 +157,7 @@ def test_the_gauss_newton_product_is_that_of_the_matrix(ridge):
     assert smallest > (0.19 if ridge else -1e-12)
 
 
-def test_along_negative_curvature_v_runs_away_with_the_hessian_and_stays_with_gauss_newton():
+def test_gauss_newton_adjoint_is_stable_at_negative_curvature():
     problem, _, at = make(kind="outputs", ridge=False)
     index = torch.tensor([0, 1, 2, 3, 4, 5])
     H = problem.inner_at(at, Batch(index))
@@ -176,19 +176,19 @@ def test_along_negative_curvature_v_runs_away_with_the_hessian_and_stays_with_ga
     assert norms["hessian"] > 100 * norms["gauss-newton"]
 
 
-def test_damping_is_added_to_the_diagonal():
+def test_damped_problem_adds_to_diagonal():
     problem, _, at = make(kind="outputs")
     index = torch.arange(12)
     v = tree.unflatten(normal(tree.size(at.omega)), at.omega)
     plain, damped = problem.inner_at(at, Batch(index)), fsla.DampedProblem(problem, 0.5).inner_at(at, Batch(index))
     expected = tree.axpy(0.5, v, plain.hvp(v))
-    product, cross = damped.products(v)
+    product, mixed = damped.products(v)
     assert float(tree.norm(tree.sub(damped.hvp(v), expected))) < 1e-14
     assert float(tree.norm(tree.sub(product, expected))) < 1e-14
-    assert float(tree.norm(tree.sub(tree.dense(cross), tree.dense(plain.mixed_hvp(v))))) < 1e-14
+    assert float(tree.norm(tree.sub(tree.dense(mixed), tree.dense(plain.mixed_hvp(v))))) < 1e-14
 
 
-def test_curvature_is_counted_and_its_errors_are_clear():
+def test_gauss_newton_counts_and_errors():
     problem, general, at = make(kind="outputs")
     batches, counted = StepBatches.shared(torch.arange(5), torch.arange(5)), fsla.CountedProblem(problem)
     algorithm = fsla.algorithms.fsla(fsla.steps.constant(0.1, 0.1, 0.1))
@@ -221,7 +221,7 @@ class NoForward(torch.autograd.Function):
 
 
 @pytest.mark.parametrize("oracle", ["hvp", "mixed_hvp", "products"])
-def test_where_there_is_no_forward_mode_reverse_mode_is_used(oracle):
+def test_weighted_problem_without_forward_mode_uses_reverse(oracle):
     def losses(omega, index):
         return NoForward.apply(omega["w"])[index]
 
@@ -232,16 +232,16 @@ def test_where_there_is_no_forward_mode_reverse_mode_is_used(oracle):
     problem = WeightedLossProblem(losses, weigh, lambda lam, omega, index: losses(omega, index).sum())
     forced = WeightedLossProblem(losses, weigh, problem.outer_loss, hvp_method="forward_over_reverse")
     index, v = torch.arange(6), {"w": normal(6, seed=2)}
-    found = getattr(problem.inner_at(at, Batch(index)), oracle)(v)
+    actual = getattr(problem.inner_at(at, Batch(index)), oracle)(v)
     expected = {"hvp": 2 * at.lam["w"] * v["w"] / 6, "mixed_hvp": 2 * at.omega["w"] * v["w"] / 6}
-    parts = zip(("hvp", "mixed_hvp"), found, strict=True) if oracle == "products" else [(oracle, found)]
+    parts = zip(("hvp", "mixed_hvp"), actual, strict=True) if oracle == "products" else [(oracle, actual)]
     for name, value in parts:
         assert torch.allclose(value["w"], expected[name])
     with pytest.raises(NotImplementedError):
         getattr(forced.inner_at(at, Batch(index)), oracle)(v)
 
 
-def test_losses_and_weights_must_be_vectors_of_one_length():
+def test_weighted_problem_length_mismatch_raises():
     problem, _, at = make()
     scalar = WeightedLossProblem(
         lambda omega, i: problem.per_sample_loss(omega, i).mean(), problem.sample_weight, problem.outer_loss
@@ -250,7 +250,7 @@ def test_losses_and_weights_must_be_vectors_of_one_length():
         _ = scalar.inner_at(at, Batch(torch.arange(2))).grad_omega
 
 
-def test_weights_must_depend_on_lam():
+def test_weighted_problem_weights_without_lam_raise():
     problem, _, at = make()
     free = WeightedLossProblem(
         problem.per_sample_loss, lambda lam, i: torch.ones(len(i), dtype=F64), problem.outer_loss
@@ -260,13 +260,13 @@ def test_weights_must_depend_on_lam():
 
 
 @pytest.mark.parametrize("index", [torch.tensor([0.0]), torch.ones(30, dtype=torch.bool), [0, 1], torch.tensor(3)])
-def test_rows_must_be_indices(index):
+def test_weighted_problem_row_index_invalid_raises(index):
     problem, _, at = make(kind="rows")
     with pytest.raises(TypeError, match="row_index must return the samples' indices"):
         problem.inner_at(at, Batch(index))
 
 
-def test_with_rows_lam_has_a_row_for_each_sample():
+def test_weighted_problem_row_index_needs_row_per_sample():
     problem, _, at = make(kind="rows")
     with pytest.raises(ValueError, match=r"a row for each sample. \['c'\] have none"):
         problem.inner_at(Point({**at.lam, "c": torch.tensor(1.0)}, at.omega), Batch(torch.arange(3)))

@@ -8,7 +8,7 @@ from torch import nn
 import fsla
 
 
-def test_group_weights_called_with_names_equal_those_called_with_indices():
+def test_group_weights_by_name_equal_by_index():
     """A batch holds names as its loader collates them: a list of strings; a tensor holds indices."""
     weights = fsla.GroupWeights(["web", "forum", "vendor"], init={"web": 3.0, "forum": 1.0, "vendor": 2.0})
     by_name = weights(["vendor", "web", "web"])
@@ -19,7 +19,7 @@ def test_group_weights_called_with_names_equal_those_called_with_indices():
     assert by_name.requires_grad
 
 
-def test_group_weights_have_mean_one_wherever_their_logits_stand():
+def test_group_weights_have_mean_one():
     """The learning rate of the model must not depend on the weights' common size."""
     weights = fsla.GroupWeights(5)
     assert weights.as_dict() == dict.fromkeys(range(5), 1.0)
@@ -28,7 +28,7 @@ def test_group_weights_have_mean_one_wherever_their_logits_stand():
     assert not weights.weights.requires_grad
 
 
-def test_group_weights_given_a_group_for_each_sample_keep_its_index():
+def test_group_weights_of_samples_keep_group_index():
     """A column of a data set serves as it is; the index is no part of the state, which then loads on other data."""
     weights = fsla.GroupWeights(np.array(["b", "a", "b", "c"]))
     assert weights.names == ["b", "a", "c"]
@@ -37,7 +37,7 @@ def test_group_weights_given_a_group_for_each_sample_keep_its_index():
     fsla.GroupWeights(["b", "a", "c"]).load_state_dict(weights.state_dict())
 
 
-def test_group_weights_with_an_unknown_name_names_the_known_ones():
+def test_group_weights_unknown_name_lists_groups():
     """A typo in a source's name must not be taken for another source."""
     weights = fsla.GroupWeights(["web", "forum"])
     with pytest.raises(ValueError, match=r"Unknown group 'wbe'.*'web', 'forum'"):
@@ -56,13 +56,13 @@ def test_group_weights_with_an_unknown_name_names_the_known_ones():
         (lambda: fsla.SampleWeights(3, init=0.0), r"'init' of SampleWeights must lie in \(0, 1\)"),
     ],
 )
-def test_weights_of_a_wrong_form_are_refused(build, text):
+def test_weights_invalid_argument_raises(build, text):
     """The message says what is wrong with which argument."""
     with pytest.raises(ValueError, match=text):
         build()
 
 
-def test_product_weights_take_names_and_indices():
+def test_product_weights_accept_names_and_indices():
     """The weight of a sample may be that of its source times that of its annotator."""
     sources = fsla.GroupWeights(["web", "forum"], init={"web": 3.0, "forum": 1.0})
     product = fsla.ProductWeights(sources, fsla.SampleWeights(4, init=0.25))

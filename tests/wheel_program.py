@@ -52,7 +52,7 @@ def run(*command: object, folder: Path, code: int = 0) -> str:
 
 def main(wheel: Path, folder: Path, constraints: Path) -> None:
     """Install, try, install the extra, try again."""
-    begun = time.monotonic()
+    started = time.monotonic()
     venv.create(folder / "env", clear=True)
     python, fsla = folder / "env/bin/python", folder / "env/bin/fsla"
     install = (sys.executable, "-m", "pip", "--python", python, "install", "--quiet", "--no-compile")
@@ -70,7 +70,7 @@ def main(wheel: Path, folder: Path, constraints: Path) -> None:
     print(run(fsla, "clean", "--demo", "--out", "demo", folder=folder), end="")
     if not (folder / "demo" / "report.html").is_file():
         sys.exit("fsla clean --demo has written no report.html.")
-    print(f"The wheel works in an empty environment ({time.monotonic() - begun:.0f} s).")
+    print(f"The wheel works in an empty environment ({time.monotonic() - started:.0f} s).")
 
 
 if __name__ == "__main__":

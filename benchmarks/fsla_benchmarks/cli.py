@@ -51,7 +51,7 @@ def steps(
     from fsla_benchmarks import steps as benchmark
 
     names, chosen, varied = (tuple(x for x in text.split(",") if x) for text in (problems, engines, scaling))
-    asked = benchmark.Asked(names, chosen, varied, rounds, peers, autocast)
+    request = benchmark.BenchRequest(names, chosen, varied, rounds, peers, autocast)
     if json_file is not None:
         ensure_writable(json_file)  # now, rather than after minutes of measuring
     torch.set_num_threads(threads)
@@ -59,7 +59,7 @@ def steps(
         torch.set_float32_matmul_precision("high")
     on = pick_device(device)
     with console.status("") as status:
-        rows, notes = asked.measured(on, lambda text: status.update(Text(text)))
+        rows, notes = request.measured(on, lambda text: status.update(Text(text)))
     for line in (*benchmark.lines(rows), *notes):
         say(line)
     if json_file is not None:
@@ -78,10 +78,10 @@ def automatic(
     from fsla_benchmarks.automatic.experiment import AutomaticSpec, reproduce
     from fsla_reproduction.runs import workers
 
-    crew = workers(jobs)
-    with watched("automatic", crew.first) as report:
-        summary = reproduce(out, AutomaticSpec(steps), report, crew)
-    show_results(crew, out, summary, list)
+    pool = workers(jobs)
+    with watched("automatic", pool.first) as report:
+        summary = reproduce(out, AutomaticSpec(steps), report, pool)
+    show_results(pool, out, summary, list)
 
 
 @bench.command()
@@ -103,8 +103,8 @@ def data(
     from fsla_reproduction.runs import workers
 
     spec = WeightsSpec(scale, seeds, tuple(kind.strip() for kind in kinds.split(",") if kind.strip()))
-    crew = workers(jobs)
-    with watched("data", crew.first) as report:
-        on = crew.device(device)
-        rows, summary = reproduce(out, spec, data_dir=data_dir, device=on, report=report, workers=crew)
-    show_results(crew, out, summary, lambda: draw(out, rows))
+    pool = workers(jobs)
+    with watched("data", pool.first) as report:
+        on = pool.device(device)
+        rows, summary = reproduce(out, spec, data_dir=data_dir, device=on, report=report, workers=pool)
+    show_results(pool, out, summary, lambda: draw(out, rows))

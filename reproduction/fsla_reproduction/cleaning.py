@@ -78,7 +78,7 @@ class RunSpec:
         digest = hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()[:10]
         return f"{self.task.dataset}-{self.model}-{self.method}-seed{self.task.seed}-{digest}"
 
-    def seeded(self, seed: int) -> RunSpec:
+    def with_seed(self, seed: int) -> RunSpec:
         return replace(self, task=replace(self.task, seed=seed))
 
 
@@ -144,25 +144,25 @@ def measurer(spec: RunSpec, task: CleaningTask, run: Run, reweighting: Reweighti
 
     def measure(state: State) -> Record:
         omega = state.omega.value
-        learnt = weights(state.lam.value)
+        learned = weights(state.lam.value)
         valid = reweighting.scores(omega, task.valid_x)
         train_p = reweighting.scores(omega, task.train_x).softmax(1)
-        given = train_p.gather(1, task.train_y[:, None])[:, 0]
+        p_given = train_p.gather(1, task.train_y[:, None])[:, 0]
         record: Record = {
             "valid_loss": float(nn.functional.cross_entropy(valid, task.valid_y)),
             "valid_accuracy": float((valid.argmax(1) == task.valid_y).double().mean()),
             "test_accuracy": float((reweighting.scores(omega, task.test_x).argmax(1) == task.test_y).double().mean()),
         }
         logits = state.lam.value["weight_logits"]  # the weights' order, without the ties of a saturated sigmoid
-        for name, score in (("weight", logits), ("confidence", given)):
+        for name, score in (("weight", logits), ("confidence", p_given)):
             wrongness = torch.nan_to_num(-score.double(), nan=0.0).cpu().numpy()
             if changed.any() and not changed.all():
                 record[f"{name}_auroc"] = float(roc_auc_score(changed, wrongness))
                 record[f"{name}_ap"] = float(average_precision_score(changed, wrongness))
         for name, mask in (("clean", ~task.changed), ("corrupted", task.changed)):
-            own = learnt[mask]
-            record[f"weight_{name}"] = float(own.double().mean()) if len(own) else None
-            record[f"histogram_{name}"] = torch.histc(own.float(), BINS, 0.0, 1.0).long().tolist()
+            masked = learned[mask]
+            record[f"weight_{name}"] = float(masked.double().mean()) if len(masked) else None
+            record[f"histogram_{name}"] = torch.histc(masked.float(), BINS, 0.0, 1.0).long().tolist()
         record["omega_norm"] = float(norm(omega))
         record["d_norm"] = float(norm(state.direction))
         record["v_norm"] = float(norm(state.v)) if state.v else None

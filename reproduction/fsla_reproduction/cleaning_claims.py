@@ -19,7 +19,7 @@ def _losses(runs: Mapping[str, float]) -> str:
 
 
 def _without(runs: Mapping[str, Runs], *labels: str) -> dict[str, Runs]:
-    return {label: own for label, own in runs.items() if label not in labels}
+    return {label: group for label, group in runs.items() if label not in labels}
 
 
 def _pace(slow: Runs, fast: Runs) -> float:
@@ -42,7 +42,7 @@ def _overview(results: Results) -> list[Claim]:
     nothing = runs["no cleaning"]
     spent = f"after {fsla.calls:.0f} oracle calls each: "
     ten_then = ten.loss_when_ended(fsla)
-    ranking = {label: own.final("weight_auroc") for label, own in runs.items()}
+    ranking = {label: group.final("weight_auroc") for label, group in runs.items()}
     best_other = max(ranking["CG_1_1"], ranking["CG_1_10"], ranking["CG_1_10, no momentum"])
     return [
         Claim(
@@ -100,8 +100,8 @@ def _passes_backprop(fsla: Runs, backprop: Mapping[str, Runs]) -> Claim:
     last = max(fsla.curve())
     quarter = last / 4
     crossed = _ahead_from(fsla, backprop.values())
-    all_got_there = all(max(own.curve()) >= 1.5 * quarter for own in backprop.values())
-    ends = ", ".join(f"{label} {own.loss:.3f} ({own.status})" for label, own in backprop.items())
+    all_got_there = all(max(group.curve()) >= 1.5 * quarter for group in backprop.values())
+    ends = ", ".join(f"{label} {group.loss:.3f} ({group.status})" for label, group in backprop.items())
     return Claim(
         f"FSLA passes the best BP variant around hyper-iteration 500 of 2000 (here: {quarter:.0f} of {last})",
         crossed is not None and crossed <= 1.5 * quarter if all_got_there else None,
@@ -110,20 +110,24 @@ def _passes_backprop(fsla: Runs, backprop: Mapping[str, Runs]) -> Claim:
     )
 
 
-def _ahead_from(own: Runs, others: Iterable[Runs]) -> int | None:
+def _ahead_from(reference: Runs, others: Iterable[Runs]) -> int | None:
     """The first step from which a run has a lower loss than every other one, as far as each got; None if none."""
-    mine = own.curve()
-    theirs = [other.curve() for other in others]
-    behind = [step for step, loss in mine.items() if any(curve.get(step, math.inf) < loss for curve in theirs)]
+    reference_curve = reference.curve()
+    other_curves = [other.curve() for other in others]
+    behind = [
+        step
+        for step, loss in reference_curve.items()
+        if any(curve.get(step, math.inf) < loss for curve in other_curves)
+    ]
     if not behind:
         return 0
-    return next((step for step in sorted(mine) if step > max(behind)), None)
+    return next((step for step in sorted(reference_curve) if step > max(behind)), None)
 
 
 def _faster_than_backprop(fsla: Runs, backprop: Mapping[str, Runs]) -> Claim:
     longest = list(backprop)[-1]
     ratio = _pace(backprop[longest], fsla)
-    then = {label: own.loss_when_ended(fsla) for label, own in backprop.items()}
+    then = {label: group.loss_when_ended(fsla) for label, group in backprop.items()}
     best = min(then, key=lambda label: then[label])
     return Claim(
         "FSLA is much faster than BP in time",
@@ -178,26 +182,26 @@ def _saturates(fsla: Runs, one: Runs, ten: Runs, twenty: Runs) -> Claim:
 def _much_slower(fsla: Runs, one: Runs) -> Claim:
     step = last_common_step((fsla, one))
     losses = {"FSLA": fsla.curve()[step], "CG_1_1": one.curve()[step]}
-    held = losses["CG_1_1"] > 1.5 * losses["FSLA"]
-    return Claim("CG_1_1 is much slower than FSLA", held, f"at step {step}: {_losses(losses)}")
+    holds = losses["CG_1_1"] > 1.5 * losses["FSLA"]
+    return Claim("CG_1_1 is much slower than FSLA", holds, f"at step {step}: {_losses(losses)}")
 
 
 def _ahead_by_iterations(fsla: Runs, rivals: Mapping[str, Runs]) -> Claim:
     """Held if FSLA is ahead of all, at the last step that both have; open if some were cut too early to tell."""
-    mine = fsla.curve()
+    fsla_curve = fsla.curve()
     ahead = []
     behind = []
     behind_for_good = []
     short = []
     for label, rival in rivals.items():
         step = last_common_step((fsla, rival))
-        theirs = rival.curve()[step]
+        rival_loss = rival.curve()[step]
         if not _far(step, fsla):
             short.append(label)
-        if mine[step] < theirs:
+        if fsla_curve[step] < rival_loss:
             ahead.append(label)
         else:
-            behind.append(f"{label} ({mine[step]:.3f} against {theirs:.3f} at step {step})")
+            behind.append(f"{label} ({fsla_curve[step]:.3f} against {rival_loss:.3f} at step {step})")
             if _far(step, fsla):
                 behind_for_good.append(label)
     undecided = None if short else True
@@ -228,12 +232,12 @@ def _beats_cg(title: str, runs: Mapping[str, Runs]) -> Claim:
     fsla = runs["FSLA"]
     cg = runs["CG_1_10"]
     level = max(fsla.loss, cg.loss)
-    own = fsla.seconds_to(level)
+    fsla_seconds = fsla.seconds_to(level)
     other = cg.seconds_to(level)
     return Claim(
         f"FSLA beats the best CG in time on {title}",
-        own is not None and (other is None or own < 0.9 * other),
-        f"seconds to a loss of {level:.3f}: FSLA {_seconds(own)}, CG_1_10 {_seconds(other)}; at the end "
+        fsla_seconds is not None and (other is None or fsla_seconds < 0.9 * other),
+        f"seconds to a loss of {level:.3f}: FSLA {_seconds(fsla_seconds)}, CG_1_10 {_seconds(other)}; at the end "
         + _losses({"FSLA": fsla.loss, "CG_1_10": cg.loss}),
     )
 
@@ -261,14 +265,14 @@ def _fails(runs: Runs) -> bool:
 
 
 def _ends(runs: Mapping[str, Runs]) -> str:
-    ends = (f"{label}: {own.loss:.3f} (lowest {own.lowest:.3f})" for label, own in runs.items())
+    ends = (f"{label}: {group.loss:.3f} (lowest {group.lowest:.3f})" for label, group in runs.items())
     return "loss at the end: " + ", ".join(ends)
 
 
 def _momentum(results: Results) -> list[Claim]:
-    losses = {label: own.loss for label, own in results.panel("momentum", "momentum").items()}
-    held = losses["storm"] < min(losses["none"], losses["average"])
-    return [Claim("STORM gains over no momentum and over a moving average", held, _losses(losses))]
+    losses = {label: group.loss for label, group in results.panel("momentum", "momentum").items()}
+    holds = losses["storm"] < min(losses["none"], losses["average"])
+    return [Claim("STORM gains over no momentum and over a moving average", holds, _losses(losses))]
 
 
 _CLAIMS: dict[str, Callable[[Results], list[Claim]]] = {

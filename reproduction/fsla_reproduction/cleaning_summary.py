@@ -15,7 +15,7 @@ def markdown(figures: Iterable[str], results: Results) -> str:
     """summary.md: the claims, then every run."""
     figures = tuple(figures)
     lines = [
-        f"# Data hyper-cleaning, scale {results.panels.asked.scale}, {number_of_seeds(results.seeds)}\n",
+        f"# Data hyper-cleaning, scale {results.panels.cleaning_spec.scale}, {number_of_seeds(results.seeds)}\n",
         "Losses and accuracies are means over seeds at the end of each run (± standard deviation). AUROC: how well a "
         "score ranks the wrong labels, of the learnt weights and of the model's confidence in the given label.\n",
         "## Claims\n",

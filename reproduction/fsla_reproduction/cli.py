@@ -30,22 +30,22 @@ def synthetic(out: Out, seeds: Seeds = 20, jobs: Jobs = None) -> None:
     """Section 6.1, Figure 1: the error of FSLA, NS, BP and CG on the quadratic, against K, products and time."""
     from fsla_reproduction.runs import workers
 
-    crew = workers(jobs)
-    _synthetic(out, seeds, crew)
+    pool = workers(jobs)
+    _synthetic(out, seeds, pool)
 
 
-def _synthetic(out: Path, seeds: int, crew: Workers) -> None:
+def _synthetic(out: Path, seeds: int, pool: Workers) -> None:
     from fsla_reproduction import synthetic as experiment
     from fsla_reproduction.plots.synthetic import draw
     from fsla_reproduction.synthetic_summary import summary_of
 
     spec = experiment.SyntheticSpec(seeds=seeds)
-    folder = crew.open(out, "synthetic", spec)
-    with watched("synthetic", crew.first) as report:
-        records = experiment.run(spec, folder, report, crew)
+    folder = pool.open(out, "synthetic", spec)
+    with watched("synthetic", pool.first) as report:
+        records = experiment.run(spec, folder, report, pool)
     summary = summary_of(spec, records)
     folder.conclude(summary)
-    show_results(crew, out, summary, lambda: draw(out, records))
+    show_results(pool, out, summary, lambda: draw(out, records))
 
 
 @reproduce.command()
@@ -67,22 +67,22 @@ def sources(
     from fsla_reproduction.runs import workers
     from fsla_reproduction.sources import reproduce
 
-    crew = workers(jobs)
-    with watched("sources", crew.first) as report:
-        records, summary = reproduce(out, scale, seeds, crew.device(device), report, crew)
-    show_results(crew, out, summary, lambda: draw(out, records))
+    pool = workers(jobs)
+    with watched("sources", pool.first) as report:
+        records, summary = reproduce(out, scale, seeds, pool.device(device), report, pool)
+    show_results(pool, out, summary, lambda: draw(out, records))
 
 
-def _cleaning(plan: Plan, crew: Workers) -> None:
+def _cleaning(plan: Plan, pool: Workers) -> None:
     from fsla_reproduction.plots.cleaning import draw
     from fsla_reproduction.reproduce import carry_out
 
-    with watched("runs", crew.first) as report:
-        results, summary = carry_out(plan, report, crew)
+    with watched("runs", pool.first) as report:
+        results, summary = carry_out(plan, report, pool)
     note = ""
-    if plan.panels.asked.scale == "smoke":
+    if plan.panels.cleaning_spec.scale == "smoke":
         note = "Small data and another model: what does not hold here may hold at the paper's size."
-    show_results(crew, plan.out, summary, lambda: draw(plan.out, plan.figures, results), note)
+    show_results(pool, plan.out, summary, lambda: draw(plan.out, plan.figures, results), note)
 
 
 def _group(name: str, text: str) -> None:
@@ -104,22 +104,22 @@ def _group(name: str, text: str) -> None:
         from fsla_reproduction.reproduce import prepare
         from fsla_reproduction.runs import workers
 
-        asked = CleaningSpec(scale, model, budget)
+        cleaning_spec = CleaningSpec(scale, model, budget)
         if name == "all":
             check_parent(out, ("synthetic", "cleaning"))
-        crew = workers(jobs)
+        pool = workers(jobs)
         plan = prepare(
             out / "cleaning" if name == "all" else out,
-            asked,
+            cleaning_spec,
             GROUPS[name],
             seeds,
             data_dir=data_dir,
-            device=crew.device(device),
+            device=pool.device(device),
             engine=engine,
         )
         if name == "all":  # by now everything that was asked for is known to be good
-            _synthetic(out / "synthetic", 20 if scale == "paper" else min(seeds, 3), crew)
-        _cleaning(plan, crew)
+            _synthetic(out / "synthetic", 20 if scale == "paper" else min(seeds, 3), pool)
+        _cleaning(plan, pool)
 
     reproduce.command(name, help=text)(command)
 
@@ -133,9 +133,9 @@ _group("momentum", "Not in the paper: STORM, a moving average, no momentum, and 
 _group("all", "Everything, the synthetic experiment too (20 seeds of it at paper scale, at most 3 at smoke scale).")
 
 
-def show_results(crew: Workers, out: Path, summary: Summary, draw: Callable[[], list[Path]], note: str = "") -> None:
+def show_results(pool: Workers, out: Path, summary: Summary, draw: Callable[[], list[Path]], note: str = "") -> None:
     """Draw the figures and print the claims and the files, on the first rank."""
-    if not crew.first:
+    if not pool.first:
         return
     figures = draw()
     console.print(Markdown(claims(summary.claims)))

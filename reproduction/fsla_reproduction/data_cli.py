@@ -23,8 +23,8 @@ def data_list(data_dir: DataDir = None) -> None:
     say(f"folder: {folder}")
     say("digits           at hand (part of scikit-learn)")
     for name, source in SOURCES.items():
-        found = sum((folder / name / f.name).exists() for f in source.files)
-        say(f"{name:16} {found} of {len(source.files)} files")
+        present = sum((folder / name / f.name).exists() for f in source.files)
+        say(f"{name:16} {present} of {len(source.files)} files")
 
 
 @data.command("fetch")
@@ -52,9 +52,9 @@ def data_check(
         pick(name, dict.fromkeys(NAMES), "data set to check")
     bad = False
     for one in [name] if name else NAMES:
-        for found in check(one, folder_of(data_dir) or cache()):
-            bad |= not found.good
-            say(f"{'ok ' if found.good else 'BAD'} {found.path}: {found.text}")
+        for result in check(one, folder_of(data_dir) or cache()):
+            bad |= not result.good
+            say(f"{'ok ' if result.good else 'BAD'} {result.path}: {result.text}")
     if bad:
         raise typer.Exit(1)
 

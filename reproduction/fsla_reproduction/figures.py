@@ -47,7 +47,7 @@ class Panel:
 class Panels:
     """The panels of every figure, built once for what was asked."""
 
-    asked: CleaningSpec
+    cleaning_spec: CleaningSpec
     base: RunSpec
     """FSLA with the usual settings."""
     figures: Mapping[str, tuple[Panel, ...]]
@@ -60,9 +60,9 @@ class Panels:
     def runs(self, figures: tuple[str, ...], seeds: int) -> list[RunSpec]:
         """Every run that the figures need, once, the first seed of all before the second of any."""
         whole_number(seeds, "seeds", "reproduce")
-        wanted = [panel for name in figures for panel in pick(name, self.figures, "figure")]
-        specs = [spec for panel in wanted for spec in panel.runs.values()]
-        return list(dict.fromkeys(spec.seeded(seed) for seed in range(seeds) for spec in specs))
+        selected = [panel for name in figures for panel in pick(name, self.figures, "figure")]
+        specs = [spec for panel in selected for spec in panel.runs.values()]
+        return list(dict.fromkeys(spec.with_seed(seed) for seed in range(seeds) for spec in specs))
 
 
 @dataclass(frozen=True)
@@ -109,14 +109,14 @@ SCALES = {
 }  # fmt: skip
 
 
-def panels(asked: CleaningSpec) -> Panels:
+def panels(cleaning_spec: CleaningSpec) -> Panels:
     """Builds the panels of every figure."""
-    scale = SCALES[asked.scale]
-    base = replace(scale.base, budget_s=asked.budget_s)
-    if asked.model is not None:
-        base = replace(base, model=asked.model)
+    scale = SCALES[cleaning_spec.scale]
+    base = replace(scale.base, budget_s=cleaning_spec.budget_s)
+    if cleaning_spec.model is not None:
+        base = replace(base, model=cleaning_spec.model)
     scale = replace(scale, base=base)
-    return Panels(asked, base, {name: tuple(build(scale)) for name, build in FIGURES.items()})
+    return Panels(cleaning_spec, base, {name: tuple(build(scale)) for name, build in FIGURES.items()})
 
 
 def _methods(base: RunSpec, *methods: Method) -> dict[str, RunSpec]:

@@ -41,21 +41,21 @@ def settings_for(
     `data` has the fingerprint of each data set that will be used, and is None for an experiment that uses none. Seeds
     and further data sets may be added to a folder later.
     """
-    wanted: Settings = json.loads(json.dumps({"experiment": experiment, **asdict(spec)}))
-    wanted.pop("seeds", None)
-    held = _held(path)
-    if held is None:
-        return wanted if data is None else wanted | {"data": dict(data)}
-    known = held.pop("data", None)
-    differ = sorted(k for k in held.keys() | wanted.keys() if held.get(k) != wanted.get(k))
+    expected: Settings = json.loads(json.dumps({"experiment": experiment, **asdict(spec)}))
+    expected.pop("seeds", None)
+    stored = _stored_settings(path)
+    if stored is None:
+        return expected if data is None else expected | {"data": dict(data)}
+    known = stored.pop("data", None)
+    differ = sorted(k for k in stored.keys() | expected.keys() if stored.get(k) != expected.get(k))
     if differ:
         raise RunError(
             f"The output folder must be new or of the same run. {path} holds a run with other settings "
-            f"({', '.join(f'{k}: {held.get(k)} there, {wanted.get(k)} now' for k in differ)}). "
+            f"({', '.join(f'{k}: {stored.get(k)} there, {expected.get(k)} now' for k in differ)}). "
             "Choose another --out, or remove that folder."
         )
     if data is None:
-        return wanted
+        return expected
     if not isinstance(known, dict):
         raise RunError(
             f"The output folder must say which data its runs used. {path / _SETTINGS} does not, so that it may have "
@@ -68,7 +68,7 @@ def settings_for(
             f"labels of {', '.join(other)} than were read now. Choose another --out, or give the same data with "
             "--data-dir or FSLA_DATA."
         )
-    return wanted | {"data": known | dict(data)}
+    return expected | {"data": known | dict(data)}
 
 
 def check_parent(path: Path, parts: Sequence[str]) -> None:
@@ -81,7 +81,7 @@ def check_parent(path: Path, parts: Sequence[str]) -> None:
         raise _foreign(path, others)
 
 
-def _held(path: Path) -> Settings | None:
+def _stored_settings(path: Path) -> Settings | None:
     """The settings in a folder; None if it is new or empty. A folder of someone else's files is an error."""
     file = path / _SETTINGS
     try:
@@ -94,12 +94,12 @@ def _held(path: Path) -> Settings | None:
     if content is None:
         return None
     try:
-        held = json.loads(content)
+        stored = json.loads(content)
     except ValueError:
-        held = None
-    if not isinstance(held, dict) or "experiment" not in held:
+        stored = None
+    if not isinstance(stored, dict) or "experiment" not in stored:
         raise RunError(f"{file} must be the settings of a run, as JSON. It is something else. Choose another --out.")
-    return held
+    return stored
 
 
 def _unwritable(path: Path, error: OSError) -> RunError:

@@ -7,22 +7,22 @@ from pathlib import Path
 from fsla_reproduction.datasets import Images, fingerprint, load
 from fsla_reproduction.folder import RunError
 
-_held: dict[str, Images] = {}
+_LOADED: dict[str, Images] = {}
 """By fingerprint."""
 
 
 def hold(images: Images) -> str:
     """Keeps a data set for the runs that this process will do; returns its fingerprint."""
     known = fingerprint(images)
-    _held[known] = images
+    _LOADED[known] = images
     return known
 
 
-def held(name: str, known: str, data_dir: Path | None) -> Images:
+def load_once(name: str, known: str, data_dir: Path | None) -> Images:
     """The data set of a fingerprint. A worker that does not hold it reads it."""
-    if known not in _held and hold(load(name, data_dir)) != known:
+    if known not in _LOADED and hold(load(name, data_dir)) != known:
         raise RunError(
             f"Every worker must read the same data. One read other images or labels of {name} than the process that "
             "started it. Give all of them the same files, with --data-dir or FSLA_DATA."
         )
-    return _held[known]
+    return _LOADED[known]

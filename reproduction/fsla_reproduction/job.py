@@ -14,16 +14,16 @@ from pathlib import Path
 
 import torch
 
-from fsla import distributed as ranks
+from fsla import distributed as distributed
 from fsla_reproduction.folder import Record
 
-Tell = Callable[[float], None]
+ReportShare = Callable[[float], None]
 """Called by a run with the share of it that is done."""
-Found = list[Record] | Exception
+Outcome = list[Record] | Exception
 """The records of a run, or what went wrong in it."""
 
 
-def quiet(share: float) -> None:
+def quiet(fraction: float) -> None:
     """For a run that nobody watches."""
 
 
@@ -34,20 +34,20 @@ class Job:
     name: str
     """Of its file."""
     text: str
-    work: Callable[[Tell], list[Record]]
+    work: Callable[[ReportShare], list[Record]]
     part: Path | None = None
     """The folder of its checkpoints, which is removed once its records are written."""
     gpu: bool = False
-    alone: bool = False
+    exclusive: bool = False
     """Whether it holds a clock: it is done when all others are, with nothing beside it."""
 
 
-def records_of(job: Job, tell: Tell) -> list[Record]:
+def records_of(job: Job, report: ReportShare) -> list[Record]:
     """Does the run."""
     if not job.gpu:
         single_threaded()
-    with ranks.single_process():  # other ranks do other runs
-        return job.work(tell)
+    with distributed.single_process():  # other ranks do other runs
+        return job.work(report)
 
 
 def single_threaded() -> None:
@@ -62,7 +62,7 @@ _turn = threading.Lock()
 """A cluster's worker may have several threads. Runs share what a process has once: random state, warnings, threads."""
 
 
-def outcome(number: int, job: Job, parent: int | None) -> tuple[int, Found]:
+def outcome(number: int, job: Job, parent: int | None) -> tuple[int, Outcome]:
     """What a worker does: the run, and whatever goes wrong in it is a value too."""
     if parent is not None:
         _begin(parent)
@@ -78,15 +78,15 @@ def outcome(number: int, job: Job, parent: int | None) -> tuple[int, Found]:
         return number, error
 
 
-_begun = False
+_initialized = False
 
 
 def _begin(parent: int) -> None:
     """A worker leaves Ctrl-C to the process that started it, and ends when that one is gone."""
-    global _begun
-    if _begun:
+    global _initialized
+    if _initialized:
         return
-    _begun = True
+    _initialized = True
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
     def follow() -> None:

@@ -199,6 +199,6 @@ def _tail(momentum: str) -> list[str]:
     return _unless(momentum, "storm", "no-momentum" if momentum == "none" else momentum)
 
 
-def _unless(value: str, usual: str, word: str | None = None) -> list[str]:
+def _unless(value: str, default: str, word: str | None = None) -> list[str]:
     """The part of a file name for a value that is not the usual one."""
-    return [] if value == usual else [word or value]
+    return [] if value == default else [word or value]

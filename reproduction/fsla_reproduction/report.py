@@ -15,7 +15,7 @@ class Claim(NamedTuple):
     """What is said, whether it held (None: the runs do not decide it), and the figures that show it."""
 
     text: str
-    held: bool | None
+    holds: bool | None
     figures: str
 
 
@@ -48,9 +48,9 @@ def _cell(value: object) -> str:
     return str(value)
 
 
-_HELD = {True: "yes", False: "**no**", None: "not decided"}
+_ANSWERS = {True: "yes", False: "**no**", None: "not decided"}
 
 
 def claims(rows: Sequence[tuple[str, bool | None, str]]) -> str:
     """A Markdown table of claims: what the paper says, whether it held, and the figures."""
-    return table(["claim", "held", "figures"], [(said, _HELD[held], seen) for said, held, seen in rows])
+    return table(["claim", "held", "figures"], [(text, _ANSWERS[holds], seen) for text, holds, seen in rows])

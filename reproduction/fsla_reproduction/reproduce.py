@@ -18,11 +18,11 @@ from fsla_reproduction.cleaning_summary import markdown
 from fsla_reproduction.datasets import load, make_task
 from fsla_reproduction.figures import FIGURES, CleaningSpec, Panels, panels
 from fsla_reproduction.folder import Folder, settings_for
-from fsla_reproduction.images import held, hold
-from fsla_reproduction.job import Job, Tell
+from fsla_reproduction.images import hold, load_once
+from fsla_reproduction.job import Job, ReportShare
 from fsla_reproduction.report import Summary
 from fsla_reproduction.results import Results
-from fsla_reproduction.runs import HERE, Report, Workers, unseen
+from fsla_reproduction.runs import LOCAL, Report, Workers, unseen
 
 EXPERIMENT = "cleaning"
 
@@ -43,7 +43,7 @@ class Plan:
 
 def prepare(
     out: Path,
-    asked: CleaningSpec,
+    cleaning_spec: CleaningSpec,
     figures: tuple[str, ...],
     seeds: int,
     *,
@@ -53,22 +53,22 @@ def prepare(
 ) -> Plan:
     """Checks everything that was asked for, the data and the output folder too, and writes nothing."""
     pick(engine, dict.fromkeys(ENGINES), "engine")
-    every = panels(asked)
-    wanted = every.runs(figures, seeds)
-    images = {name: load(name, data_dir) for name in dict.fromkeys(spec.task.dataset for spec in wanted)}
-    for task in dict.fromkeys(replace(spec.task, seed=0) for spec in wanted):
+    every = panels(cleaning_spec)
+    selected = every.runs(figures, seeds)
+    images = {name: load(name, data_dir) for name in dict.fromkeys(spec.task.dataset for spec in selected)}
+    for task in dict.fromkeys(replace(spec.task, seed=0) for spec in selected):
         make_task(task, images=images[task.dataset])  # tells whether the data set has enough images
     fingerprints = {name: hold(data) for name, data in images.items()}
-    settings_for(out, EXPERIMENT, asked, fingerprints)
+    settings_for(out, EXPERIMENT, cleaning_spec, fingerprints)
     return Plan(out, every, figures, seeds, data_dir, fingerprints, device, engine)
 
 
-def carry_out(plan: Plan, report: Report = unseen, workers: Workers = HERE) -> tuple[Results, Summary]:
+def carry_out(plan: Plan, report: Report = unseen, workers: Workers = LOCAL) -> tuple[Results, Summary]:
     """Does the runs that the folder lacks; returns the results and the summary, which are written there too.
 
     The records and the summary are of every figure whose runs the folder has by then, asked for now or before.
     """
-    folder = workers.open(plan.out, EXPERIMENT, plan.panels.asked, plan.fingerprints)
+    folder = workers.open(plan.out, EXPERIMENT, plan.panels.cleaning_spec, plan.fingerprints)
     gpu = torch.device(plan.device).type != "cpu"
     jobs = []
     for spec in plan.panels.runs(plan.figures, plan.seeds):
@@ -81,16 +81,22 @@ def carry_out(plan: Plan, report: Report = unseen, workers: Workers = HERE) -> t
 
 
 def _execute(
-    spec: RunSpec, part: Path, data_dir: Path | None, known: str, device: torch.device | str, engine: str, tell: Tell
+    spec: RunSpec,
+    part: Path,
+    data_dir: Path | None,
+    known: str,
+    device: torch.device | str,
+    engine: str,
+    report: ReportShare,
 ) -> list[dict[str, Any]]:
     """One run, from its checkpoint if there is one. A worker that does not see the folder keeps none."""
     return execute(
         spec,
         checkpoint=part if part.parent.is_dir() else None,
-        images=held(spec.task.dataset, known, data_dir),
+        images=load_once(spec.task.dataset, known, data_dir),
         device=device,
         engine=engine,
-        on_measure=lambda record: tell(record["step"] / spec.steps),
+        on_measure=lambda record: report(record["step"] / spec.steps),
     )
 
 
@@ -107,7 +113,7 @@ def _summarise(folder: Folder, plan: Plan) -> tuple[Results, Summary]:
     results = Results(plan.panels, by_run, plan.seeds)
     claims = tuple(all_claims(figures, results))
     numbers = {
-        "claims": [{"claim": claim.text, "held": claim.held, "figures": claim.figures} for claim in claims],
+        "claims": [{"claim": claim.text, "holds": claim.holds, "figures": claim.figures} for claim in claims],
         "runs": {name: records[-1] for name, records in by_run.items()},
     }
     summary = Summary(claims, numbers, markdown(figures, results))
@@ -117,7 +123,7 @@ def _summarise(folder: Folder, plan: Plan) -> tuple[Results, Summary]:
 
 def reproduce(
     out: Path,
-    asked: CleaningSpec,
+    cleaning_spec: CleaningSpec,
     figures: tuple[str, ...],
     seeds: int,
     *,
@@ -125,8 +131,8 @@ def reproduce(
     device: torch.device | str = "cpu",
     engine: str = "auto",
     report: Report = unseen,
-    workers: Workers = HERE,
+    workers: Workers = LOCAL,
 ) -> tuple[Results, Summary]:
     """Checks what was asked for, then does it: `prepare` and `carry_out` in one call."""
-    plan = prepare(out, asked, figures, seeds, data_dir=data_dir, device=device, engine=engine)
+    plan = prepare(out, cleaning_spec, figures, seeds, data_dir=data_dir, device=device, engine=engine)
     return carry_out(plan, report, workers)

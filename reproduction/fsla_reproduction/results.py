@@ -104,7 +104,7 @@ class Results:
         self._records = records
 
     def of(self, spec: RunSpec) -> Runs:
-        return Runs(tuple(self._records[spec.seeded(seed).name] for seed in range(self.seeds)))
+        return Runs(tuple(self._records[spec.with_seed(seed).name] for seed in range(self.seeds)))
 
     def by_label(self, panel: Panel) -> dict[str, Runs]:
         return {label: self.of(spec) for label, spec in panel.runs.items()}

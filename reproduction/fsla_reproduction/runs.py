@@ -27,7 +27,7 @@ import torch
 
 from fsla._checks import pick_device, whole_number
 from fsla_reproduction.folder import Folder, RunError
-from fsla_reproduction.job import Found, Job, outcome, records_of
+from fsla_reproduction.job import Job, Outcome, outcome, records_of
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -45,7 +45,7 @@ def unseen(text: str, done: float, total: int) -> None:
     """A `Report` that shows nothing."""
 
 
-class Ranks(Protocol):
+class RankGroup(Protocol):
     """What is asked of `fsla.distributed.get_group()`."""
 
     @property
@@ -63,7 +63,7 @@ class Workers:
     jobs: int | None = None
     cluster: bool = False
     """Whether joblib's active back end does them, in the place of processes of this machine."""
-    here: Ranks | None = None
+    group: RankGroup | None = None
 
     def __post_init__(self) -> None:
         if self.jobs is not None:
@@ -71,11 +71,11 @@ class Workers:
 
     @property
     def world(self) -> int:
-        return 1 if self.here is None else self.here.world_size
+        return 1 if self.group is None else self.group.world_size
 
     @property
     def rank(self) -> int:
-        return 0 if self.here is None else self.here.rank
+        return 0 if self.group is None else self.group.rank
 
     @property
     def first(self) -> bool:
@@ -113,25 +113,25 @@ class Workers:
     ) -> None:
         """Does the runs that the folder lacks. `before` runs of `total` were done by an earlier call."""
         left = [job.name for job in jobs if not folder.finished(job.name)] if self.first else []
-        left = left if self.here is None else self.here.broadcast(left)
+        left = left if self.group is None else self.group.broadcast(left)
         count = _Count(folder, set(left), before + len(jobs), self.world > 1)
-        shared = [job for job in jobs if job.name in count.left and not job.alone]
-        alone = [job for job in jobs if job.name in count.left and job.alone]
+        shared = [job for job in jobs if job.name in count.left and not job.exclusive]
+        exclusive = [job for job in jobs if job.name in count.left and job.exclusive]
 
-        def show(text: str, share: float = 0.0) -> None:
+        def show(text: str, fraction: float = 0.0) -> None:
             if self.first:
-                report(text, count.done + share, before + len(jobs) if total is None else total)
+                report(text, count.done + fraction, before + len(jobs) if total is None else total)
 
-        own = shared[self.rank :: self.world]
+        queue = shared[self.rank :: self.world]
         try:
-            self._save(folder, self._spread(own) if self._elsewhere else _here(own, show), count, show)
-            while count.look(job.name for job in shared):
+            self._save(folder, self._spread(queue) if self._elsewhere else _in_process(queue, show), count, show)
+            while count.poll(job.name for job in shared):
                 show("the other ranks")
                 time.sleep(LOOK_EVERY)
             self._wait()
             if self.first:
-                self._save(folder, _here(alone, show), count, show)
-            if alone:
+                self._save(folder, _in_process(exclusive, show), count, show)
+            if exclusive:
                 self._wait()
         except BaseException:
             if self.world == 1:
@@ -141,30 +141,30 @@ class Workers:
     def _save(
         self,
         folder: Folder,
-        results: Iterator[tuple[Job, Found]],
+        results: Iterator[tuple[Job, Outcome]],
         count: _Count,
         show: Callable[[str], None],
     ) -> None:
         with closing(results):  # type: ignore[type-var]
-            for job, found in results:
-                if isinstance(found, Exception):
-                    raise found
-                folder.save(job.name, found)
+            for job, result in results:
+                if isinstance(result, Exception):
+                    raise result
+                folder.save(job.name, result)
                 if job.part is not None:
                     shutil.rmtree(job.part, ignore_errors=True)
                 count.left.discard(job.name)
-                count.look(tuple(count.left))
+                count.poll(tuple(count.left))
                 show(job.text)
 
     def _wait(self) -> None:
-        if self.here is not None:
-            self.here.wait()
+        if self.group is not None:
+            self.group.wait()
 
     @property
     def _elsewhere(self) -> bool:
         return self.cluster or (self.jobs or 1) > 1
 
-    def _spread(self, jobs: Sequence[Job]) -> Iterator[tuple[Job, Found]]:
+    def _spread(self, jobs: Sequence[Job]) -> Iterator[tuple[Job, Outcome]]:
         """The runs as they end, each with its records, or with what went wrong in it."""
         import joblib
 
@@ -178,14 +178,14 @@ class Workers:
             warnings.filterwarnings("ignore", module="joblib")  # what it cancels when we stop, and how, is our business
             while jobs:
                 try:
-                    number, found = next(outputs)
+                    number, result = next(outputs)
                 except StopIteration:
                     return
                 except Exception as error:
                     raise self._lost(error) from error
-                yield jobs[number], found
+                yield jobs[number], result
 
-    def _outputs(self, calls: Iterator[Any]) -> Iterator[tuple[int, Found]]:
+    def _outputs(self, calls: Iterator[Any]) -> Iterator[tuple[int, Outcome]]:
         import joblib
 
         jobs = self.jobs or -1
@@ -204,13 +204,13 @@ class Workers:
     def _lost(self, error: Exception) -> RunError:
         from joblib.externals.loky.process_executor import TerminatedWorkerError
 
-        kept = "The runs that ended are kept; give the same command again"
+        remedy = "The runs that ended are kept; give the same command again"
         if isinstance(error, TerminatedWorkerError):
             return RunError(
                 "Every worker process must live until its runs have ended. One ended before, killed or out of memory. "
-                f"{kept}, with fewer --jobs if memory was short."
+                f"{remedy}, with fewer --jobs if memory was short."
             )
-        return RunError(f"A worker of joblib's back end failed: {type(error).__name__}: {error} {kept}.")
+        return RunError(f"A worker of joblib's back end failed: {type(error).__name__}: {error} {remedy}.")
 
 
 @contextmanager
@@ -226,7 +226,7 @@ def _deaf() -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
 
 
-HERE = Workers()
+LOCAL = Workers()
 """This process, one run after the other."""
 
 
@@ -243,7 +243,7 @@ class _Count:
     def done(self) -> int:
         return self.last - len(self.left)
 
-    def look(self, names: Iterator[str] | Sequence[str]) -> bool:
+    def poll(self, names: Iterator[str] | Sequence[str]) -> bool:
         """Sees what other ranks have finished; returns whether any of these runs is left."""
         waiting = [name for name in names if name in self.left]
         if self.others:
@@ -251,11 +251,11 @@ class _Count:
         return any(name in self.left for name in waiting)
 
 
-def _here(jobs: Sequence[Job], show: Callable[[str, float], None]) -> Iterator[tuple[Job, Found]]:
+def _in_process(jobs: Sequence[Job], show: Callable[[str, float], None]) -> Iterator[tuple[Job, Outcome]]:
     """The runs one after the other, in this process."""
     for job in jobs:
         show(job.text, 0.0)
-        yield job, records_of(job, lambda share, job=job: show(job.text, share))  # type: ignore[misc]
+        yield job, records_of(job, lambda fraction, job=job: show(job.text, fraction))  # type: ignore[misc]
 
 
 def workers(jobs: int | None = None) -> Workers:
@@ -266,14 +266,14 @@ def workers(jobs: int | None = None) -> Workers:
     """
     from joblib.parallel import BACKENDS, get_active_backend
 
-    from fsla import distributed as ranks
+    from fsla import distributed as distributed
 
-    here = ranks.get_group()
+    group = distributed.get_group()
     if isinstance(get_active_backend()[0], BACKENDS["loky"]):
-        return Workers(jobs, here=here)
-    if here.world_size > 1:
+        return Workers(jobs, group=group)
+    if group.world_size > 1:
         raise RunError(
-            f"A joblib back end is active in {here.world_size} ranks of torchrun, and each would hand it the same "
+            f"A joblib back end is active in {group.world_size} ranks of torchrun, and each would hand it the same "
             "runs. Use one of the two."
         )
     return Workers(jobs, cluster=True)

@@ -31,11 +31,11 @@ from fsla.algorithms import Algorithm, Simultaneous, State, fixed
 from fsla.problems import StepBatches, make_functional
 from fsla.steps import Adam, Rates, Schedule, Scheduled, constant
 from fsla_reproduction.folder import Folder, Record
-from fsla_reproduction.job import Job, Tell
+from fsla_reproduction.job import Job, ReportShare
 from fsla_reproduction.problems.sources import GRAMMARS, TRUSTED, SourceWeighting, Text, TextSpec, weights
 from fsla_reproduction.problems.transformer import GPT2_SMALL, TINY, Transformer, TransformerSize, build_transformer
 from fsla_reproduction.report import Claim, Summary, table
-from fsla_reproduction.runs import HERE, Report, Workers, unseen
+from fsla_reproduction.runs import LOCAL, Report, Workers, unseen
 
 METHODS = ("learnt", "equal")
 UP = 0.8
@@ -80,7 +80,7 @@ SCALES = {
 
 
 def run(
-    spec: SourcesSpec, folder: Folder, device: torch.device, report: Report = unseen, workers: Workers = HERE
+    spec: SourcesSpec, folder: Folder, device: torch.device, report: Report = unseen, workers: Workers = LOCAL
 ) -> list[Record]:
     """Does the runs that the folder lacks; returns the records of all."""
     gpu = device.type != "cpu"
@@ -93,7 +93,7 @@ def run(
     return folder.gather([job.name for job in jobs])
 
 
-def _execute(spec: SourcesSpec, method: str, seed: int, device: torch.device, tell: Tell) -> list[Record]:
+def _execute(spec: SourcesSpec, method: str, seed: int, device: torch.device, report: ReportShare) -> list[Record]:
     text = Text.draw(spec.text, seed, device)
     model = build_transformer(spec.size, seed=seed, device=device)
     omega = {name: p.detach() for name, p in model.named_parameters()}
@@ -117,16 +117,16 @@ def _execute(spec: SourcesSpec, method: str, seed: int, device: torch.device, te
     measure = _Meter(spec, weighting)
     records = [measure(state, method, seed, 0.0)]
     seconds = 0.0
-    begun = time.perf_counter()
+    started = time.perf_counter()
     for k in range(1, spec.steps + 1):
         state = algorithm.step(problem, state, draw(k))
         if k % spec.every and k != spec.steps:
             continue
         _wait(device)
-        seconds += time.perf_counter() - begun
+        seconds += time.perf_counter() - started
         records.append(measure(state, method, seed, seconds))
-        tell(k / spec.steps)
-        begun = time.perf_counter()
+        report(k / spec.steps)
+        started = time.perf_counter()
     return records
 
 
@@ -191,17 +191,17 @@ def summarise(spec: SourcesSpec, records: list[Record]) -> Record:
     """The last record of each run, which sources ended up or down, and whether those are the right ones."""
     last = [r for r in records if r["step"] == spec.steps]
     ends = {f"{r['run']}-{r['seed']:03d}": r for r in last}
-    found = []
+    results = []
     for r in (r for r in last if r["run"] == "learnt"):
         up = [s for s, w in enumerate(r["weights"]) if w > UP]
         down = [s for s, w in enumerate(r["weights"]) if w < DOWN]
         right = up == [s for s, grammar in enumerate(GRAMMARS) if grammar == TRUSTED] and len(up) + len(down) == len(
             GRAMMARS
         )
-        found.append({"seed": r["seed"], "up": up, "down": down, "right": right})
+        results.append({"seed": r["seed"], "up": up, "down": down, "right": right})
     held_out = {m: statistics.median(r["held_out_loss"] for r in last if r["run"] == m) for m in METHODS}
     seconds = {m: statistics.median(r["seconds"] for r in last if r["run"] == m) for m in METHODS}
-    return {"sources": found, "held_out_loss": held_out, "seconds": seconds, "ends": ends}
+    return {"sources": results, "held_out_loss": held_out, "seconds": seconds, "ends": ends}
 
 
 def markdown(spec: SourcesSpec, summary: Record) -> str:
@@ -213,8 +213,8 @@ def markdown(spec: SourcesSpec, summary: Record) -> str:
         + ("the sources of the trusted grammar, and no other" if one["right"] else "**not** as the grammars have it")
         for one in summary["sources"]
     ]
-    learnt = [r for r in ends.values() if r["run"] == "learnt"]
-    weighted = [(s, grammar, *(f"{r['weights'][s]:.3f}" for r in learnt)) for s, grammar in enumerate(GRAMMARS)]
+    learned = [r for r in ends.values() if r["run"] == "learnt"]
+    weighted = [(s, grammar, *(f"{r['weights'][s]:.3f}" for r in learned)) for s, grammar in enumerate(GRAMMARS)]
     held_out = summary["held_out_loss"]
     return "\n".join(
         [
@@ -226,7 +226,7 @@ def markdown(spec: SourcesSpec, summary: Record) -> str:
             "## Sources\n",
             *lines,
             "",
-            table(["source", "grammar", *(f"weight, seed {r['seed']}" for r in learnt)], weighted),
+            table(["source", "grammar", *(f"weight, seed {r['seed']}" for r in learned)], weighted),
             "## Losses\n",
             f"Fresh text of the trusted grammar: {held_out['learnt']:.3f} with learnt weights, {held_out['equal']:.3f} "
             f"with equal ones (median over seeds; a model that knows the grammar has "
@@ -244,12 +244,12 @@ def claims(summary: Record) -> tuple[Claim, ...]:
     """What the experiment is to show, held or not."""
     sources = summary["sources"]
     held_out = summary["held_out_loss"]
-    found = "; ".join(f"seed {one['seed']}: up {_listed(one['up'])}" for one in sources)
+    summary_text = "; ".join(f"seed {one['seed']}: up {_listed(one['up'])}" for one in sources)
     return (
         Claim(
             f"The sources of the trusted grammar end above {UP}, all others below {DOWN}",
             all(one["right"] for one in sources),
-            found,
+            summary_text,
         ),
         Claim(
             "Learnt weights give a lower loss on fresh text of the trusted grammar than equal ones",
@@ -265,7 +265,7 @@ def reproduce(
     seeds: int,
     device: torch.device,
     report: Report = unseen,
-    workers: Workers = HERE,
+    workers: Workers = LOCAL,
 ) -> tuple[list[Record], Summary]:
     """Does the runs that the folder lacks, and writes the summary; returns the records and the summary."""
     spec = replace(pick(scale, SCALES, "scale"), seeds=seeds)

@@ -39,9 +39,9 @@ from fsla.hypergradients import (
 from fsla.problems import CountedProblem, Oracles, Point, StepBatches
 from fsla.steps import Position, Schedule, StepContext, Variable, constant, descend
 from fsla_reproduction.folder import Folder, Record
-from fsla_reproduction.job import Job, Tell, quiet
+from fsla_reproduction.job import Job, ReportShare, quiet
 from fsla_reproduction.problems import Quadratic, Synthetic
-from fsla_reproduction.runs import HERE, Report, Workers, unseen
+from fsla_reproduction.runs import LOCAL, Report, Workers, unseen
 
 METHODS = ("NS", "BP", "CG", "FSLA", "FSLA (v at new ω)")
 FULL = StepBatches.shared(None, None)
@@ -68,17 +68,17 @@ class SyntheticSpec:
     def runs(self) -> Iterator[Job]:
         """Yields the runs."""
 
-        def job(name: str, work: Callable[..., list[Record]], seed: int, alone: bool = False) -> Job:
-            return Job(name, name, partial(work, self, seed), alone=alone)
+        def job(name: str, work: Callable[..., list[Record]], seed: int, exclusive: bool = False) -> Job:
+            return Job(name, name, partial(work, self, seed), exclusive=exclusive)
 
         for seed in range(self.seeds):
             yield job(f"estimators-{seed:03d}", _estimators, seed)
             yield job(f"sequences-{seed:03d}", _sequences, seed)
             yield job(f"divergence-{seed:03d}", _divergence, seed)
-        yield job("timing", _timing, 0, alone=True)
+        yield job("timing", _timing, 0, exclusive=True)
 
 
-def run(spec: SyntheticSpec, folder: Folder, report: Report = unseen, workers: Workers = HERE) -> list[Record]:
+def run(spec: SyntheticSpec, folder: Folder, report: Report = unseen, workers: Workers = LOCAL) -> list[Record]:
     """Does the runs that the folder lacks; returns the records of all."""
     runs = list(spec.runs())
     workers.do(folder, runs, report)
@@ -97,13 +97,13 @@ class _Meter:
         return {"error": error, "relative_error": error / self.scale}
 
 
-def _estimators(spec: SyntheticSpec, seed: int, tell: Tell = quiet) -> list[Record]:
+def _estimators(spec: SyntheticSpec, seed: int, report: ReportShare = quiet) -> list[Record]:
     data = Synthetic.draw(seed, low=spec.low, high=spec.high)
     quadratic = data.quadratic()
     return _curves(spec, seed, data, quadratic, spec.K_max, "estimators", _Meter(data, quadratic))
 
 
-def _timing(spec: SyntheticSpec, seed: int, tell: Tell = quiet) -> list[Record]:
+def _timing(spec: SyntheticSpec, seed: int, report: ReportShare = quiet) -> list[Record]:
     data = Synthetic.draw(seed, low=spec.low, high=spec.high)
     meter = _Meter(data, data.quadratic())
     _curves(spec, seed, data, data.losses(), 10, "warm-up", meter)
@@ -118,10 +118,10 @@ def _curves(
     walk = _Clock()
     path: list[Point] = [data.at]
     for _ in range(K_max):
-        here = path[-1]
+        last = path[-1]
         with walk:  # NS, BP and CG share the inner descent: one more step of it for each K
-            there, _ = descend(_step_context(problem, spec.step), here, Variable(here.omega), 1, keep=dict)
-        path.append(Point(there.lam, there.omega, here.trajectory + there.trajectory))
+            there, _ = descend(_step_context(problem, spec.step), last, Variable(last.omega), 1, keep=dict)
+        path.append(Point(there.lam, there.omega, last.trajectory + there.trajectory))
 
     series: list[Leaves] = []  # the values of NS, to compare BP's with
     for name in METHODS[:3]:
@@ -134,9 +134,9 @@ def _curves(
                 h = _estimate(_estimator(name, K, spec.step), counted, path[K])
             if name == "NS":
                 series.append(h)
-            apart = norm(sub(h, series[K - 1])) / norm(series[K - 1])
+            distance = norm(sub(h, series[K - 1])) / norm(series[K - 1])
             records.append(
-                {"run": run, "seed": seed, "method": name, "K": K, **meter(h), "apart_from_ns": float(apart)}
+                {"run": run, "seed": seed, "method": name, "K": K, **meter(h), "apart_from_ns": float(distance)}
                 | {"hvp_one": counted.calls.hvp - before, "hvp_every": counted.calls.hvp}
                 | {"s_one": walk.marks[K - 1] + clock.seconds - spent, "s_every": walk.marks[K - 1] + clock.seconds}
             )
@@ -194,7 +194,7 @@ class _Clock:
         self.marks.append(self.seconds)
 
 
-def _sequences(spec: SyntheticSpec, seed: int, tell: Tell = quiet) -> list[Record]:
+def _sequences(spec: SyntheticSpec, seed: int, report: ReportShare = quiet) -> list[Record]:
     data = Synthetic.draw(seed, low=spec.low, high=spec.high)
     quadratic = data.quadratic()
     meter = _Meter(data, quadratic)
@@ -210,7 +210,7 @@ def _sequences(spec: SyntheticSpec, seed: int, tell: Tell = quiet) -> list[Recor
     return records
 
 
-def _divergence(spec: SyntheticSpec, seed: int, tell: Tell = quiet) -> list[Record]:
+def _divergence(spec: SyntheticSpec, seed: int, report: ReportShare = quiet) -> list[Record]:
     data = Synthetic.draw(seed, low=spec.low, high=spec.high)
     quadratic = data.quadratic()
     at = quadratic.point(data.lam, quadratic.omega_of(data.lam))
@@ -218,11 +218,11 @@ def _divergence(spec: SyntheticSpec, seed: int, tell: Tell = quiet) -> list[Reco
     meter = _Meter(data, quadratic)
     records = []
     for beta in spec.diverging_steps:
-        with warnings.catch_warnings(record=True) as said:
+        with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always", ConvergenceWarning)
             h = hypergradient(quadratic, at, None, None, "neumann", num_steps=200, step_size=beta)
         records.append(
             {"run": "divergence", "seed": seed, "beta": beta, "two_over_L": limit, "K": 200, **meter(h.value)}
-            | {"status": "diverged" if said else "converging"}
+            | {"status": "diverged" if caught else "converging"}
         )
     return records

@@ -97,9 +97,9 @@ def _slope(spec: SyntheticSpec, records: list[Record], a: float) -> float | None
         return None
     slopes = []
     for seed in range(spec.seeds):
-        own = [r for r in tail if r["seed"] == seed]
-        x = torch.tensor([math.log(r["K"]) for r in own], dtype=torch.float64)
-        y = torch.tensor([math.log(r["error"]) for r in own], dtype=torch.float64)
+        of_seed = [r for r in tail if r["seed"] == seed]
+        x = torch.tensor([math.log(r["K"]) for r in of_seed], dtype=torch.float64)
+        y = torch.tensor([math.log(r["error"]) for r in of_seed], dtype=torch.float64)
         slopes.append(float(((x - x.mean()) * (y - y.mean())).sum() / (x - x.mean()).square().sum()))
     return statistics.median(slopes)
 
@@ -213,6 +213,6 @@ def _number(x: float | None) -> str:
 
 
 def _least(seconds: dict[str, Any], level: str) -> bool:
-    own = seconds["FSLA"][level]
+    fsla_seconds = seconds["FSLA"][level]
     others = [seconds[m][level] for m in METHODS[:3]]
-    return own is not None and all(x is None or own < x for x in others)
+    return fsla_seconds is not None and all(x is None or fsla_seconds < x for x in others)

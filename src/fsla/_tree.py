@@ -134,7 +134,9 @@ def axpy(a: Scalar, x: Leaves, y: Leaves) -> Leaves:
     if not own:
         return {}
     if isinstance(a, Tensor):
-        return dict(zip(y, torch._foreach_add(own, torch._foreach_mul(other, a)), strict=True))
+        total = torch._foreach_mul(other, a)
+        torch._foreach_add_(total, own)
+        return dict(zip(y, total, strict=True))
     return dict(zip(y, torch._foreach_add(own, other, alpha=a), strict=True))
 
 
@@ -143,6 +145,30 @@ def _add(y: Leaf, a: Scalar, x: Leaf) -> Leaf:
     if isinstance(x, RowSparse):
         return y.plus(a, x) if isinstance(y, RowSparse) else y.index_add(0, x.index, a * x.values)
     return (a * x).index_add_(0, y.index, y.values) if isinstance(y, RowSparse) else y + a * x
+
+
+class Shifted(Mapping[str, Tensor]):
+    """The tree y + a x, made when it is first read; who holds y in tensors that may move can move there instead."""
+
+    def __init__(self, a: Tensor, x: Tree, y: Tree) -> None:
+        self.a, self.x, self.y = a, dict(zip(y, aligned(x, y), strict=True)), y
+        self._made: Tree | None = None
+
+    def __getitem__(self, name: str) -> Tensor:
+        if self._made is None:
+            self._made = axpy(self.a, self.x, self.y)
+        return self._made[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.y)
+
+    def __len__(self) -> int:
+        return len(self.y)
+
+
+def lasting(x: Tree) -> Tree:
+    """Returns a tree of the form of x that is there already: x itself, or what it is shifted from."""
+    return x.y if isinstance(x, Shifted) else x
 
 
 @overload
@@ -168,11 +194,26 @@ def scale(a: Scalar, x: Leaves) -> Leaves:
     return dict(zip(x, torch._foreach_mul(own, a), strict=True)) if own else {}
 
 
+def scale_each(a: Mapping[str, Scalar], x: Tree) -> Tree:
+    """Returns the tensors of x, each times a number of its own; those without one times 0."""
+    factors = [a.get(name, 0.0) for name in x]
+    numbers = [factor for factor in factors if not isinstance(factor, Tensor)]
+    if len(numbers) < len(factors):
+        return {name: factor * t for factor, (name, t) in zip(factors, x.items(), strict=True)}
+    return dict(zip(x, torch._foreach_mul(list(x.values()), numbers), strict=True))
+
+
 def dot(x: Leaves, y: Leaves) -> Tensor:
     """Returns <x, y> as a 0-d tensor."""
-    products = torch._foreach_mul([_dense(a) for a in x.values()], [_dense(b) for b in aligned(y, x)])
-    parts = [t.sum() for t in products]
-    return whole(parts[0] if len(parts) == 1 else torch.stack(parts).sum())
+    own, other = [_dense(t) for t in x.values()], [_dense(t) for t in aligned(y, x)]
+    if any(is_sharded(t) for t in own):  # DTensor cannot be concatenated.
+        return whole(torch.stack([(a * b).sum() for a, b in zip(own, other, strict=True)]).sum())
+    return (_joined(own) * _joined(other)).sum()
+
+
+def _joined(tensors: list[Tensor]) -> Tensor:
+    """The coordinates of tensors as one vector, made in one kernel."""
+    return tensors[0].reshape(-1) if len(tensors) == 1 else torch.cat([t.reshape(-1) for t in tensors])
 
 
 def norm(x: Leaves) -> Tensor:

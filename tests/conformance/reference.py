@@ -83,7 +83,7 @@ class Plain:
     def hessian(self, lam: Array, omega: Array, b: int) -> Array:
         return self.H[b] + np.diag(0.2 * self.J[b].T @ lam + 0.6 * omega**2)
 
-    def cross(self, lam: Array, omega: Array, b: int) -> Array:
+    def mixed(self, lam: Array, omega: Array, b: int) -> Array:
         return self.J[b] * (1 + 0.2 * omega)
 
     def outer_value(self, lam: Array, omega: Array, b: int) -> float:
@@ -100,7 +100,7 @@ class Plain:
     def outer_hessian(self, lam: Array, omega: Array, b: int) -> Array:
         return self.Q[b] + np.diag(0.24 * omega**2)
 
-    def outer_cross(self, lam: Array, omega: Array, b: int) -> Array:
+    def outer_mixed_block(self, lam: Array, omega: Array, b: int) -> Array:
         return self.R[b].copy()
 
 
@@ -111,7 +111,7 @@ class Draw(NamedTuple):
     outer_omega: Batch
     hvp: Batch
     outer_lam: Batch
-    cross: Batch
+    mixed_hvp: Batch
     length: int = 0
 
 
@@ -119,8 +119,8 @@ def of_step(batch: Batch, k: int) -> int:
     return batch if isinstance(batch, int | np.integer) else batch[k]
 
 
-def draw_of_step(xi: Draw, k: int) -> Draw:
-    return Draw(*(of_step(batch, k) for batch in xi[:5]), xi.length)
+def draw_of_step(draw: Draw, k: int) -> Draw:
+    return Draw(*(of_step(batch, k) for batch in draw[:5]), draw.length)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -137,8 +137,8 @@ def descend(problem: Plain, lam: Array, omega: Array, batch: Batch, tau: float, 
     return states
 
 
-def readout(problem: Plain, lam: Array, omega: Array, v: Array, xi: Draw) -> Array:
-    return problem.outer_lam(lam, omega, xi.outer_lam) - problem.cross(lam, omega, xi.cross) @ v
+def readout(problem: Plain, lam: Array, omega: Array, v: Array, draw: Draw) -> Array:
+    return problem.outer_lam(lam, omega, draw.outer_lam) - problem.mixed(lam, omega, draw.mixed_hvp) @ v
 
 
 def random_neumann(
@@ -193,27 +193,29 @@ def conjugate_gradient(
     return v
 
 
-def with_random_neumann(problem: Plain, lam: Array, omega: Array, xi: Draw, num_terms: int, adjoint_lr: float) -> Array:
-    right = problem.outer_omega(lam, omega, xi.outer_omega)
-    v = random_neumann(problem, lam, omega, right, xi.hvp, xi.length, num_terms, adjoint_lr)
-    return readout(problem, lam, omega, v, xi)
+def with_random_neumann(
+    problem: Plain, lam: Array, omega: Array, draw: Draw, num_terms: int, adjoint_lr: float
+) -> Array:
+    right = problem.outer_omega(lam, omega, draw.outer_omega)
+    v = random_neumann(problem, lam, omega, right, draw.hvp, draw.length, num_terms, adjoint_lr)
+    return readout(problem, lam, omega, v, draw)
 
 
-def with_neumann(problem: Plain, lam: Array, omega: Array, xi: Draw, products: int, adjoint_lr: float) -> Array:
-    right = problem.outer_omega(lam, omega, xi.outer_omega)
-    v = neumann(problem, lam, omega, right, xi.hvp, products, adjoint_lr)
-    return readout(problem, lam, omega, v, xi)
+def with_neumann(problem: Plain, lam: Array, omega: Array, draw: Draw, products: int, adjoint_lr: float) -> Array:
+    right = problem.outer_omega(lam, omega, draw.outer_omega)
+    v = neumann(problem, lam, omega, right, draw.hvp, products, adjoint_lr)
+    return readout(problem, lam, omega, v, draw)
 
 
-def unrolled(problem: Plain, lam: Array, states: list[Array], tau: float, xi: Draw, last: int | None = None) -> Array:
+def unrolled(problem: Plain, lam: Array, states: list[Array], tau: float, draw: Draw, last: int | None = None) -> Array:
     """Reverse differentiation of F through the last steps of a trail of gradient descent (all of them by default)."""
     count = len(states) - 1
     first = 0 if last is None else max(0, count - last)
-    adjoint = problem.outer_omega(lam, states[-1], xi.outer_omega)
-    gradient = problem.outer_lam(lam, states[-1], xi.outer_lam)
+    adjoint = problem.outer_omega(lam, states[-1], draw.outer_omega)
+    gradient = problem.outer_lam(lam, states[-1], draw.outer_lam)
     for t in range(count - 1, first - 1, -1):
-        batch = of_step(xi.hvp, t)
-        gradient = gradient - tau * problem.cross(lam, states[t], batch) @ adjoint
+        batch = of_step(draw.hvp, t)
+        gradient = gradient - tau * problem.mixed(lam, states[t], batch) @ adjoint
         adjoint = adjoint - tau * problem.hessian(lam, states[t], batch) @ adjoint
     return gradient
 
@@ -254,12 +256,12 @@ class Three(NamedTuple):
     v: Array
 
 
-def directions(problem: Plain, point: Three, xi: Draw) -> Three:
+def directions(problem: Plain, point: Three, draw: Draw) -> Three:
     """The three directions of the single loop at one point, all of G on one batch and all of F on another."""
     lam, omega, v = point
-    in_lam = problem.outer_lam(lam, omega, xi.outer_omega) - problem.cross(lam, omega, xi.inner) @ v
-    in_omega = problem.inner_grad(lam, omega, xi.inner)
-    in_v = problem.hessian(lam, omega, xi.inner) @ v - problem.outer_omega(lam, omega, xi.outer_omega)
+    in_lam = problem.outer_lam(lam, omega, draw.outer_omega) - problem.mixed(lam, omega, draw.inner) @ v
+    in_omega = problem.inner_grad(lam, omega, draw.inner)
+    in_v = problem.hessian(lam, omega, draw.inner) @ v - problem.outer_omega(lam, omega, draw.outer_omega)
     return Three(in_lam, in_omega, in_v)
 
 
@@ -281,11 +283,11 @@ def bsa(
     adjoint_lr: float,
 ) -> Path:
     path = [(lam, omega)]
-    for k, xi in enumerate(draws[1:]):
+    for k, draw in enumerate(draws[1:]):
         alpha, tau, _, _ = rates(k)
         count = math.ceil(inner_steps * (k + 1) ** growth)
-        omega = descend(problem, lam, omega, xi.inner, tau, count)[-1]
-        lam = lam - alpha * with_random_neumann(problem, lam, omega, xi, num_terms, adjoint_lr)
+        omega = descend(problem, lam, omega, draw.inner, tau, count)[-1]
+        lam = lam - alpha * with_random_neumann(problem, lam, omega, draw, num_terms, adjoint_lr)
         path.append((lam, omega))
     return path
 
@@ -294,10 +296,10 @@ def ttsa(
     problem: Plain, lam: Array, omega: Array, draws: list[Draw], rates: Rates, *, num_terms: int, adjoint_lr: float
 ) -> Path:
     path = [(lam, omega)]
-    for k, xi in enumerate(draws[1:]):
+    for k, draw in enumerate(draws[1:]):
         alpha, tau, _, _ = rates(k)
-        omega = omega - tau * problem.inner_grad(lam, omega, of_step(xi.inner, 0))
-        lam = lam - alpha * with_random_neumann(problem, lam, omega, xi, num_terms, adjoint_lr)
+        omega = omega - tau * problem.inner_grad(lam, omega, of_step(draw.inner, 0))
+        lam = lam - alpha * with_random_neumann(problem, lam, omega, draw, num_terms, adjoint_lr)
         path.append((lam, omega))
     return path
 
@@ -307,23 +309,23 @@ def aid_bio(
 ) -> Path:
     path = [(lam, omega)]
     v = np.zeros_like(omega)
-    for k, xi in enumerate(draws[1:]):
+    for k, draw in enumerate(draws[1:]):
         alpha, tau, _, _ = rates(k)
-        omega = descend(problem, lam, omega, xi.inner, tau, inner_steps)[-1]
-        right = problem.outer_omega(lam, omega, xi.outer_omega)
-        v = conjugate_gradient(problem, lam, omega, right, xi.hvp, hvp_steps - 1, start=v)
-        lam = lam - alpha * readout(problem, lam, omega, v, xi)
+        omega = descend(problem, lam, omega, draw.inner, tau, inner_steps)[-1]
+        right = problem.outer_omega(lam, omega, draw.outer_omega)
+        v = conjugate_gradient(problem, lam, omega, right, draw.hvp, hvp_steps - 1, start=v)
+        lam = lam - alpha * readout(problem, lam, omega, v, draw)
         path.append((lam, omega))
     return path
 
 
 def itd_bio(problem: Plain, lam: Array, omega: Array, draws: list[Draw], rates: Rates, *, inner_steps: int) -> Path:
     path = [(lam, omega)]
-    for k, xi in enumerate(draws[1:]):
+    for k, draw in enumerate(draws[1:]):
         alpha, tau, _, _ = rates(k)
-        states = descend(problem, lam, omega, xi.inner, tau, inner_steps)
+        states = descend(problem, lam, omega, draw.inner, tau, inner_steps)
         omega = states[-1]
-        lam = lam - alpha * unrolled(problem, lam, states, tau, xi)
+        lam = lam - alpha * unrolled(problem, lam, states, tau, draw)
         path.append((lam, omega))
     return path
 
@@ -340,10 +342,10 @@ def stocbio(
     adjoint_lr: float,
 ) -> Path:
     path = [(lam, omega)]
-    for k, xi in enumerate(draws[1:]):
+    for k, draw in enumerate(draws[1:]):
         alpha, tau, _, _ = rates(k)
-        omega = descend(problem, lam, omega, xi.inner, tau, inner_steps)[-1]
-        lam = lam - alpha * with_neumann(problem, lam, omega, xi, hvp_steps, adjoint_lr)
+        omega = descend(problem, lam, omega, draw.inner, tau, inner_steps)[-1]
+        lam = lam - alpha * with_neumann(problem, lam, omega, draw, hvp_steps, adjoint_lr)
         path.append((lam, omega))
     return path
 
@@ -352,11 +354,11 @@ def bio_bred(
     problem: Plain, lam: Array, omega: Array, draws: list[Draw], rates: Rates, *, inner_steps: int, weight: float
 ) -> Path:
     path = [(lam, omega)]
-    for k, xi in enumerate(draws[1:]):
+    for k, draw in enumerate(draws[1:]):
         alpha, tau, _, _ = rates(k)
-        states = descend(problem, lam, omega, xi.inner, tau, inner_steps)
+        states = descend(problem, lam, omega, draw.inner, tau, inner_steps)
         omega = states[-1]
-        gradient = unrolled(problem, lam, states, tau, xi)
+        gradient = unrolled(problem, lam, states, tau, draw)
         lam = soft(lam - alpha * gradient, alpha * weight)
         path.append((lam, omega))
     return path
@@ -374,10 +376,10 @@ def sbio_bred(
     adjoint_lr: float,
 ) -> Path:
     path = [(lam, omega)]
-    for k, xi in enumerate(draws[1:]):
+    for k, draw in enumerate(draws[1:]):
         alpha, tau, _, _ = rates(k)
-        omega = descend(problem, lam, omega, xi.inner, tau, inner_steps)[-1]
-        gradient = with_neumann(problem, lam, omega, xi, hvp_steps, adjoint_lr)
+        omega = descend(problem, lam, omega, draw.inner, tau, inner_steps)[-1]
+        gradient = with_neumann(problem, lam, omega, draw, hvp_steps, adjoint_lr)
         lam = lam * np.exp(-alpha * gradient)
         path.append((lam, omega))
     return path
@@ -387,11 +389,11 @@ def truncated_bp(
     problem: Plain, lam: Array, omega: Array, draws: list[Draw], rates: Rates, *, inner_steps: int, unroll_length: int
 ) -> Path:
     path = [(lam, omega)]
-    for k, xi in enumerate(draws[1:]):
+    for k, draw in enumerate(draws[1:]):
         alpha, tau, _, _ = rates(k)
-        states = descend(problem, lam, omega, xi.inner, tau, inner_steps)
+        states = descend(problem, lam, omega, draw.inner, tau, inner_steps)
         omega = states[-1]
-        lam = lam - alpha * unrolled(problem, lam, states, tau, xi, last=unroll_length)
+        lam = lam - alpha * unrolled(problem, lam, states, tau, draw, last=unroll_length)
         path.append((lam, omega))
     return path
 
@@ -399,16 +401,16 @@ def truncated_bp(
 def forward(problem: Plain, lam: Array, omega: Array, draws: list[Draw], rates: Rates, *, inner_steps: int) -> Path:
     path = [(lam, omega)]
     identity = np.eye(omega.size)
-    for k, xi in enumerate(draws[1:]):
+    for k, draw in enumerate(draws[1:]):
         alpha, tau, _, _ = rates(k)
         tangent = np.zeros((lam.size, omega.size))
         for t in range(inner_steps):
-            batch = of_step(xi.hvp, t)
+            batch = of_step(draw.hvp, t)
             contraction = identity - tau * problem.hessian(lam, omega, batch)
-            tangent = tangent @ contraction - tau * problem.cross(lam, omega, batch)
-            omega = omega - tau * problem.inner_grad(lam, omega, of_step(xi.inner, t))
-        through_omega = tangent @ problem.outer_omega(lam, omega, xi.outer_omega)
-        lam = lam - alpha * (problem.outer_lam(lam, omega, xi.outer_lam) + through_omega)
+            tangent = tangent @ contraction - tau * problem.mixed(lam, omega, batch)
+            omega = omega - tau * problem.inner_grad(lam, omega, of_step(draw.inner, t))
+        through_omega = tangent @ problem.outer_omega(lam, omega, draw.outer_omega)
+        lam = lam - alpha * (problem.outer_lam(lam, omega, draw.outer_lam) + through_omega)
         path.append((lam, omega))
     return path
 
@@ -417,13 +419,13 @@ def rtho(problem: Plain, lam: Array, omega: Array, draws: list[Draw], rates: Rat
     path = [(lam, omega)]
     identity = np.eye(omega.size)
     tangent = np.zeros((lam.size, omega.size))
-    for k, xi in enumerate(draws[1:]):
+    for k, draw in enumerate(draws[1:]):
         alpha, tau, _, _ = rates(k)
-        contraction = identity - tau * problem.hessian(lam, omega, xi.hvp)
-        tangent = tangent @ contraction - tau * problem.cross(lam, omega, xi.hvp)
-        omega = omega - tau * problem.inner_grad(lam, omega, xi.inner)
-        through_omega = tangent @ problem.outer_omega(lam, omega, xi.outer_omega)
-        lam = lam - alpha * (problem.outer_lam(lam, omega, xi.outer_lam) + through_omega)
+        contraction = identity - tau * problem.hessian(lam, omega, draw.hvp)
+        tangent = tangent @ contraction - tau * problem.mixed(lam, omega, draw.hvp)
+        omega = omega - tau * problem.inner_grad(lam, omega, draw.inner)
+        through_omega = tangent @ problem.outer_omega(lam, omega, draw.outer_omega)
+        lam = lam - alpha * (problem.outer_lam(lam, omega, draw.outer_lam) + through_omega)
         path.append((lam, omega))
     return path
 
@@ -432,21 +434,21 @@ def reversible(
     problem: Plain, lam: Array, omega: Array, draws: list[Draw], rates: Rates, *, inner_steps: int, decay: float
 ) -> Path:
     path = [(lam, omega)]
-    for k, xi in enumerate(draws[1:]):
+    for k, draw in enumerate(draws[1:]):
         alpha, tau, _, _ = rates(k)
         velocity = np.zeros_like(omega)
         states = [omega]
         for t in range(inner_steps):
-            velocity = decay * velocity - (1 - decay) * problem.inner_grad(lam, omega, of_step(xi.inner, t))
+            velocity = decay * velocity - (1 - decay) * problem.inner_grad(lam, omega, of_step(draw.inner, t))
             omega = omega + tau * velocity
             states.append(omega)
-        of_omega = problem.outer_omega(lam, omega, xi.outer_omega)
+        of_omega = problem.outer_omega(lam, omega, draw.outer_omega)
         of_velocity = np.zeros_like(omega)
-        gradient = problem.outer_lam(lam, omega, xi.outer_lam)
+        gradient = problem.outer_lam(lam, omega, draw.outer_lam)
         for t in reversed(range(inner_steps)):
-            batch = of_step(xi.inner, t)
+            batch = of_step(draw.inner, t)
             of_velocity = of_velocity + tau * of_omega
-            gradient = gradient - (1 - decay) * problem.cross(lam, states[t], batch) @ of_velocity
+            gradient = gradient - (1 - decay) * problem.mixed(lam, states[t], batch) @ of_velocity
             of_omega = of_omega - (1 - decay) * problem.hessian(lam, states[t], batch) @ of_velocity
             of_velocity = decay * of_velocity
         lam = lam - alpha * gradient
@@ -471,21 +473,21 @@ def hoag(
     v = np.zeros_like(omega)
     size = rates(0)[0]
     value = math.inf
-    for k, xi in enumerate(draws[1:]):
+    for k, draw in enumerate(draws[1:]):
         _, tau, _, _ = rates(k)
         enough = tolerance * decay**k
         for t in range(max_iter):
-            slope = problem.inner_grad(lam, omega, of_step(xi.inner, t))
+            slope = problem.inner_grad(lam, omega, of_step(draw.inner, t))
             if np.linalg.norm(slope) <= enough:
                 break
             omega = omega - tau * slope
-        right = problem.outer_omega(lam, omega, xi.outer_omega)
-        v = conjugate_gradient(problem, lam, omega, right, xi.hvp, max_iter, start=v, tolerance=enough)
+        right = problem.outer_omega(lam, omega, draw.outer_omega)
+        v = conjugate_gradient(problem, lam, omega, right, draw.hvp, max_iter, start=v, tolerance=enough)
         before = value
-        value = problem.outer_value(lam, omega, xi.outer_omega)
+        value = problem.outer_value(lam, omega, draw.outer_omega)
         if k > 0:
             size = size / down if value <= before + enough else size / up
-        lam = lam - size * readout(problem, lam, omega, v, xi)
+        lam = lam - size * readout(problem, lam, omega, v, draw)
         path.append((lam, omega))
     return path
 
@@ -502,10 +504,10 @@ def implicit_neumann(
     adjoint_lr: float,
 ) -> Path:
     path = [(lam, omega)]
-    for k, xi in enumerate(draws[1:]):
+    for k, draw in enumerate(draws[1:]):
         alpha, tau, _, _ = rates(k)
-        omega = descend(problem, lam, omega, xi.inner, tau, inner_steps)[-1]
-        lam = lam - alpha * with_neumann(problem, lam, omega, xi, hvp_steps, adjoint_lr)
+        omega = descend(problem, lam, omega, draw.inner, tau, inner_steps)[-1]
+        lam = lam - alpha * with_neumann(problem, lam, omega, draw, hvp_steps, adjoint_lr)
         path.append((lam, omega))
     return path
 
@@ -514,11 +516,11 @@ def t1_t2(
     problem: Plain, lam: Array, omega: Array, draws: list[Draw], rates: Rates, *, inner_steps: int, adjoint_lr: float
 ) -> Path:
     path = [(lam, omega)]
-    for k, xi in enumerate(draws[1:]):
+    for k, draw in enumerate(draws[1:]):
         alpha, tau, _, _ = rates(k)
-        omega = descend(problem, lam, omega, xi.inner, tau, inner_steps)[-1]
-        v = adjoint_lr * problem.outer_omega(lam, omega, xi.outer_omega)
-        lam = lam - alpha * readout(problem, lam, omega, v, xi)
+        omega = descend(problem, lam, omega, draw.inner, tau, inner_steps)[-1]
+        v = adjoint_lr * problem.outer_omega(lam, omega, draw.outer_omega)
+        lam = lam - alpha * readout(problem, lam, omega, v, draw)
         path.append((lam, omega))
     return path
 
@@ -535,14 +537,14 @@ def aid_fp(
     adjoint_lr: float,
 ) -> Path:
     path = [(lam, omega)]
-    for k, xi in enumerate(draws[1:]):
+    for k, draw in enumerate(draws[1:]):
         alpha, tau, _, _ = rates(k)
-        omega = descend(problem, lam, omega, xi.inner, tau, inner_steps)[-1]
-        right = problem.outer_omega(lam, omega, xi.outer_omega)
+        omega = descend(problem, lam, omega, draw.inner, tau, inner_steps)[-1]
+        right = problem.outer_omega(lam, omega, draw.outer_omega)
         v = np.zeros_like(omega)
         for j in range(num_terms):
-            v = v + adjoint_lr * (right - problem.hessian(lam, omega, of_step(xi.hvp, j)) @ v)
-        lam = lam - alpha * readout(problem, lam, omega, v, xi)
+            v = v + adjoint_lr * (right - problem.hessian(lam, omega, of_step(draw.hvp, j)) @ v)
+        lam = lam - alpha * readout(problem, lam, omega, v, draw)
         path.append((lam, omega))
     return path
 
@@ -551,12 +553,12 @@ def aid_cg(
     problem: Plain, lam: Array, omega: Array, draws: list[Draw], rates: Rates, *, inner_steps: int, hvp_steps: int
 ) -> Path:
     path = [(lam, omega)]
-    for k, xi in enumerate(draws[1:]):
+    for k, draw in enumerate(draws[1:]):
         alpha, tau, _, _ = rates(k)
-        omega = descend(problem, lam, omega, xi.inner, tau, inner_steps)[-1]
-        right = problem.outer_omega(lam, omega, xi.outer_omega)
-        v = conjugate_gradient(problem, lam, omega, right, xi.hvp, hvp_steps)
-        lam = lam - alpha * readout(problem, lam, omega, v, xi)
+        omega = descend(problem, lam, omega, draw.inner, tau, inner_steps)[-1]
+        right = problem.outer_omega(lam, omega, draw.outer_omega)
+        v = conjugate_gradient(problem, lam, omega, right, draw.hvp, hvp_steps)
+        lam = lam - alpha * readout(problem, lam, omega, v, draw)
         path.append((lam, omega))
     return path
 
@@ -566,13 +568,13 @@ def amigo(
 ) -> Path:
     path = [(lam, omega)]
     v = np.zeros_like(omega)
-    for k, xi in enumerate(draws[1:]):
+    for k, draw in enumerate(draws[1:]):
         alpha, tau, beta, _ = rates(k)
-        omega = descend(problem, lam, omega, xi.inner, tau, inner_steps)[-1]
-        right = problem.outer_omega(lam, omega, xi.outer_omega)
+        omega = descend(problem, lam, omega, draw.inner, tau, inner_steps)[-1]
+        right = problem.outer_omega(lam, omega, draw.outer_omega)
         for j in range(hvp_steps):
-            v = v + beta * (right - problem.hessian(lam, omega, of_step(xi.hvp, j)) @ v)
-        lam = lam - alpha * readout(problem, lam, omega, v, xi)
+            v = v + beta * (right - problem.hessian(lam, omega, of_step(draw.hvp, j)) @ v)
+        lam = lam - alpha * readout(problem, lam, omega, v, draw)
         path.append((lam, omega))
     return path
 
@@ -582,12 +584,12 @@ def slip(problem: Plain, lam: Array, omega: Array, draws: list[Draw], rates: Rat
     path = [(lam, omega)]
     v = np.zeros_like(omega)
     momentum = np.zeros_like(lam)
-    for k, xi in enumerate(draws[1:]):
+    for k, draw in enumerate(draws[1:]):
         alpha, tau, beta, eta = rates(k)
-        omega = omega - tau * problem.inner_grad(lam, omega, of_step(xi.inner, 0))
-        right = problem.outer_omega(lam, omega, xi.outer_omega)
-        v = v - beta * (problem.hessian(lam, omega, of_step(xi.hvp, 0)) @ v - right)
-        momentum = average(momentum, readout(problem, lam, omega, v, xi), eta)
+        omega = omega - tau * problem.inner_grad(lam, omega, of_step(draw.inner, 0))
+        right = problem.outer_omega(lam, omega, draw.outer_omega)
+        v = v - beta * (problem.hessian(lam, omega, of_step(draw.hvp, 0)) @ v - right)
+        momentum = average(momentum, readout(problem, lam, omega, v, draw), eta)
         lam = lam - alpha * unit(momentum)
         path.append((lam, omega))
     return path
@@ -609,10 +611,10 @@ def sama(
     mean = np.zeros_like(omega)
     square = np.zeros_like(omega)
     count = 0
-    for k, xi in enumerate(draws[1:]):
+    for k, draw in enumerate(draws[1:]):
         alpha, tau, _, _ = rates(k)
         for t in range(inner_steps):
-            slope = problem.inner_grad(lam, omega, of_step(xi.inner, t))
+            slope = problem.inner_grad(lam, omega, of_step(draw.inner, t))
             old_mean = mean
             old_square = square
             mean = b1 * old_mean + (1 - b1) * slope
@@ -623,8 +625,8 @@ def sama(
             omega = omega - tau * corrected_mean / (np.sqrt(corrected_square) + eps)
         numerator = (1 - b1) * b2 * old_square - b1 * (1 - b2) * slope * old_mean
         adaptation = tau * numerator / (np.sqrt(square) + eps) ** 3
-        u = adaptation * problem.outer_omega(lam, omega, xi.outer_omega)
-        lam = lam - alpha * readout(problem, lam, omega, u, xi)
+        u = adaptation * problem.outer_omega(lam, omega, draw.outer_omega)
+        lam = lam - alpha * readout(problem, lam, omega, u, draw)
         path.append((lam, omega))
     return path
 
@@ -651,18 +653,18 @@ def penalty(
     nu = np.zeros_like(omega)
     epsilon = bound
     first_rho = rho
-    for k, xi in enumerate(draws[1:]):
+    for k, draw in enumerate(draws[1:]):
         alpha, tau, _, _ = rates(k)
         tau = tau * first_rho / rho
         for t in range(inner_steps):
-            multiplier = nu + rho * problem.inner_grad(lam, omega, of_step(xi.inner, t))
-            curvature = problem.hessian(lam, omega, of_step(xi.hvp, t))
-            omega = omega - tau * (problem.outer_omega(lam, omega, xi.outer_omega) + curvature @ multiplier)
-        slope = problem.inner_grad(lam, omega, of_step(xi.inner, inner_steps - 1))
+            multiplier = nu + rho * problem.inner_grad(lam, omega, of_step(draw.inner, t))
+            curvature = problem.hessian(lam, omega, of_step(draw.hvp, t))
+            omega = omega - tau * (problem.outer_omega(lam, omega, draw.outer_omega) + curvature @ multiplier)
+        slope = problem.inner_grad(lam, omega, of_step(draw.inner, inner_steps - 1))
         multiplier = nu + rho * slope
-        curvature = problem.hessian(lam, omega, of_step(xi.hvp, inner_steps - 1))
-        in_omega = problem.outer_omega(lam, omega, xi.outer_omega) + curvature @ multiplier
-        in_lam = problem.outer_lam(lam, omega, xi.outer_lam) + problem.cross(lam, omega, xi.cross) @ multiplier
+        curvature = problem.hessian(lam, omega, of_step(draw.hvp, inner_steps - 1))
+        in_omega = problem.outer_omega(lam, omega, draw.outer_omega) + curvature @ multiplier
+        in_lam = problem.outer_lam(lam, omega, draw.outer_lam) + problem.mixed(lam, omega, draw.mixed_hvp) @ multiplier
         lam = lam - alpha * in_lam
         if np.linalg.norm(np.concatenate([in_lam, in_omega])) < epsilon:
             nu = nu + rho * slope
@@ -676,24 +678,24 @@ def bda(
     problem: Plain, lam: Array, omega: Array, draws: list[Draw], rates: Rates, *, inner_steps: int, aggregation: float
 ) -> Path:
     path = [(lam, omega)]
-    for k, xi in enumerate(draws[1:]):
+    for k, draw in enumerate(draws[1:]):
         alpha, tau, beta, _ = rates(k)
         states = [omega]
         for t in range(inner_steps):
             of_outer = aggregation / (t + 1) * beta
             of_inner = (1 - aggregation / (t + 1)) * tau
-            slope = problem.inner_grad(lam, omega, of_step(xi.inner, t))
-            omega = omega - of_outer * problem.outer_omega(lam, omega, xi.outer_omega) - of_inner * slope
+            slope = problem.inner_grad(lam, omega, of_step(draw.inner, t))
+            omega = omega - of_outer * problem.outer_omega(lam, omega, draw.outer_omega) - of_inner * slope
             states.append(omega)
-        adjoint = problem.outer_omega(lam, omega, xi.outer_omega)
-        gradient = problem.outer_lam(lam, omega, xi.outer_lam)
+        adjoint = problem.outer_omega(lam, omega, draw.outer_omega)
+        gradient = problem.outer_lam(lam, omega, draw.outer_lam)
         for t in reversed(range(inner_steps)):
             of_outer = aggregation / (t + 1) * beta
             of_inner = (1 - aggregation / (t + 1)) * tau
-            batch = of_step(xi.inner, t)
-            outer_mixed = problem.outer_cross(lam, states[t], xi.outer_omega)
-            outer_curvature = problem.outer_hessian(lam, states[t], xi.outer_omega)
-            mixed = of_outer * outer_mixed + of_inner * problem.cross(lam, states[t], batch)
+            batch = of_step(draw.inner, t)
+            outer_mixed = problem.outer_mixed_block(lam, states[t], draw.outer_omega)
+            outer_curvature = problem.outer_hessian(lam, states[t], draw.outer_omega)
+            mixed = of_outer * outer_mixed + of_inner * problem.mixed(lam, states[t], batch)
             curvature = of_outer * outer_curvature + of_inner * problem.hessian(lam, states[t], batch)
             gradient = gradient - mixed @ adjoint
             adjoint = adjoint - curvature @ adjoint
@@ -706,28 +708,28 @@ def f2sa(problem: Plain, lam: Array, omega: Array, draws: list[Draw], rates: Rat
     path = [(lam, omega)]
     y = omega
     z = omega
-    for k, xi in enumerate(draws[1:]):
+    for k, draw in enumerate(draws[1:]):
         alpha, tau, beta, _ = rates(k)
         rho = tau / (2 * beta)
         for t in range(inner_steps):
-            z = z - tau * problem.inner_grad(lam, z, of_step(xi.inner, t))
-            penalised = rho * problem.inner_grad(lam, y, of_step(xi.hvp, t))
-            y = y - beta * (problem.outer_omega(lam, y, xi.outer_omega) + penalised)
-        gap = problem.inner_lam(lam, y, xi.cross) - problem.inner_lam(lam, z, xi.cross)
-        lam = lam - alpha * (problem.outer_lam(lam, y, xi.outer_lam) + rho * gap)
+            z = z - tau * problem.inner_grad(lam, z, of_step(draw.inner, t))
+            penalised = rho * problem.inner_grad(lam, y, of_step(draw.hvp, t))
+            y = y - beta * (problem.outer_omega(lam, y, draw.outer_omega) + penalised)
+        gap = problem.inner_lam(lam, y, draw.mixed_hvp) - problem.inner_lam(lam, z, draw.mixed_hvp)
+        lam = lam - alpha * (problem.outer_lam(lam, y, draw.outer_lam) + rho * gap)
         path.append((lam, z))
     return path
 
 
 def bome(problem: Plain, lam: Array, omega: Array, draws: list[Draw], rates: Rates, *, inner_steps: int) -> Path:
     path = [(lam, omega)]
-    for k, xi in enumerate(draws[1:]):
+    for k, draw in enumerate(draws[1:]):
         alpha, tau, _, eta = rates(k)
-        lowest = descend(problem, lam, omega, xi.inner, tau, inner_steps)[-1]
-        gap_lam = problem.inner_lam(lam, omega, xi.inner) - problem.inner_lam(lam, lowest, xi.inner)
-        gap_omega = problem.inner_grad(lam, omega, xi.inner)
-        outer_lam = problem.outer_lam(lam, omega, xi.outer_omega)
-        outer_omega = problem.outer_omega(lam, omega, xi.outer_omega)
+        lowest = descend(problem, lam, omega, draw.inner, tau, inner_steps)[-1]
+        gap_lam = problem.inner_lam(lam, omega, draw.inner) - problem.inner_lam(lam, lowest, draw.inner)
+        gap_omega = problem.inner_grad(lam, omega, draw.inner)
+        outer_lam = problem.outer_lam(lam, omega, draw.outer_omega)
+        outer_omega = problem.outer_omega(lam, omega, draw.outer_omega)
         square = gap_lam @ gap_lam + gap_omega @ gap_omega
         product = outer_lam @ gap_lam + outer_omega @ gap_omega
         phi = eta * square
@@ -751,14 +753,14 @@ def sustain(
     old_omega = omega
     in_omega = problem.inner_grad(lam, omega, of_step(draws[0].inner, 0))
     in_lam = with_random_neumann(problem, lam, omega, draws[0], num_terms, adjoint_lr)
-    for k, xi in enumerate(draws[1:]):
+    for k, draw in enumerate(draws[1:]):
         alpha, tau, _, eta = rates(k)
-        batch = of_step(xi.inner, 0)
+        batch = of_step(draw.inner, 0)
         new = problem.inner_grad(lam, omega, batch)
         old = problem.inner_grad(old_lam, old_omega, batch)
         in_omega = storm(in_omega, new, old, eta)
-        new = with_random_neumann(problem, lam, omega, xi, num_terms, adjoint_lr)
-        old = with_random_neumann(problem, old_lam, old_omega, xi, num_terms, adjoint_lr)
+        new = with_random_neumann(problem, lam, omega, draw, num_terms, adjoint_lr)
+        old = with_random_neumann(problem, old_lam, old_omega, draw, num_terms, adjoint_lr)
         in_lam = storm(in_lam, new, old, eta)
         old_lam = lam
         old_omega = omega
@@ -776,14 +778,14 @@ def mrbo(
     old_omega = omega
     in_omega = problem.inner_grad(lam, omega, of_step(draws[0].inner, 0))
     in_lam = with_neumann(problem, lam, omega, draws[0], hvp_steps, adjoint_lr)
-    for k, xi in enumerate(draws[1:]):
+    for k, draw in enumerate(draws[1:]):
         alpha, tau, _, eta = rates(k)
-        batch = of_step(xi.inner, 0)
+        batch = of_step(draw.inner, 0)
         new = problem.inner_grad(lam, omega, batch)
         old = problem.inner_grad(old_lam, old_omega, batch)
         in_omega = storm(in_omega, new, old, eta)
-        new = with_neumann(problem, lam, omega, xi, hvp_steps, adjoint_lr)
-        old = with_neumann(problem, old_lam, old_omega, xi, hvp_steps, adjoint_lr)
+        new = with_neumann(problem, lam, omega, draw, hvp_steps, adjoint_lr)
+        old = with_neumann(problem, old_lam, old_omega, draw, hvp_steps, adjoint_lr)
         in_lam = storm(in_lam, new, old, eta)
         old_lam = lam
         old_omega = omega
@@ -811,17 +813,17 @@ def vrbo(
     in_lam = with_neumann(problem, lam, omega, start, hvp_steps, adjoint_lr)
     old_lam = lam
     old_omega = omega
-    for k, xi in enumerate(draws[1:]):
+    for k, draw in enumerate(draws[1:]):
         alpha, tau, _, _ = rates(k)
         if k % refresh_period == 0:
-            refresh = draw_of_step(xi, 0)
+            refresh = draw_of_step(draw, 0)
             in_omega = problem.inner_grad(lam, omega, refresh.inner)
             in_lam = with_neumann(problem, lam, omega, refresh, hvp_steps, adjoint_lr)
             old_lam = lam
             old_omega = omega
         lam = lam - alpha * in_lam
         for t in range(inner_steps + 1):
-            small = draw_of_step(xi, t + 1)
+            small = draw_of_step(draw, t + 1)
             new = problem.inner_grad(lam, omega, small.inner)
             old = problem.inner_grad(old_lam, old_omega, small.inner)
             in_omega = in_omega + new - old
@@ -852,10 +854,10 @@ def biadam(
     b = 0.0
     in_omega = problem.inner_grad(lam, omega, of_step(draws[0].inner, 0))
     in_lam = with_random_neumann(problem, lam, omega, draws[0], num_terms, adjoint_lr)
-    for k, xi in enumerate(draws[1:]):
+    for k, draw in enumerate(draws[1:]):
         alpha, tau, _, eta = rates(k)
-        in_omega = average(in_omega, problem.inner_grad(lam, omega, of_step(xi.inner, 0)), eta)
-        in_lam = average(in_lam, with_random_neumann(problem, lam, omega, xi, num_terms, adjoint_lr), eta)
+        in_omega = average(in_omega, problem.inner_grad(lam, omega, of_step(draw.inner, 0)), eta)
+        in_lam = average(in_lam, with_random_neumann(problem, lam, omega, draw, num_terms, adjoint_lr), eta)
         a = decay * a + (1 - decay) * in_lam**2
         b = decay * b + (1 - decay) * np.linalg.norm(in_omega)
         lam = lam - alpha * in_lam / (np.sqrt(a) + eps)
@@ -883,14 +885,14 @@ def vr_biadam(
     old_omega = omega
     in_omega = problem.inner_grad(lam, omega, of_step(draws[0].inner, 0))
     in_lam = with_random_neumann(problem, lam, omega, draws[0], num_terms, adjoint_lr)
-    for k, xi in enumerate(draws[1:]):
+    for k, draw in enumerate(draws[1:]):
         alpha, tau, _, eta = rates(k)
-        batch = of_step(xi.inner, 0)
+        batch = of_step(draw.inner, 0)
         new = problem.inner_grad(lam, omega, batch)
         old = problem.inner_grad(old_lam, old_omega, batch)
         in_omega = storm(in_omega, new, old, eta)
-        new = with_random_neumann(problem, lam, omega, xi, num_terms, adjoint_lr)
-        old = with_random_neumann(problem, old_lam, old_omega, xi, num_terms, adjoint_lr)
+        new = with_random_neumann(problem, lam, omega, draw, num_terms, adjoint_lr)
+        old = with_random_neumann(problem, old_lam, old_omega, draw, num_terms, adjoint_lr)
         in_lam = storm(in_lam, new, old, eta)
         a = decay * a + (1 - decay) * in_lam**2
         b = decay * b + (1 - decay) * np.linalg.norm(in_omega)
@@ -903,29 +905,29 @@ def vr_biadam(
 
 
 def svrb(problem: Plain, lam: Array, omega: Array, draws: list[Draw], rates: Rates, *, mu: float) -> Path:
-    def oracles(lam: Array, omega: Array, xi: Draw) -> tuple[Array, ...]:
+    def oracles(lam: Array, omega: Array, draw: Draw) -> tuple[Array, ...]:
         return (
-            problem.inner_grad(lam, omega, xi.inner),
-            problem.outer_lam(lam, omega, xi.outer_lam),
-            problem.outer_omega(lam, omega, xi.outer_omega),
-            problem.hessian(lam, omega, xi.hvp),
-            problem.cross(lam, omega, xi.hvp),
+            problem.inner_grad(lam, omega, draw.inner),
+            problem.outer_lam(lam, omega, draw.outer_lam),
+            problem.outer_omega(lam, omega, draw.outer_omega),
+            problem.hessian(lam, omega, draw.hvp),
+            problem.mixed(lam, omega, draw.hvp),
         )
 
     path = [(lam, omega)]
     old_lam = lam
     old_omega = omega
     tracked = oracles(lam, omega, draws[0])
-    for k, xi in enumerate(draws[1:]):
+    for k, draw in enumerate(draws[1:]):
         alpha, tau, _, eta = rates(k)
-        news = oracles(lam, omega, xi)
-        olds = oracles(old_lam, old_omega, xi)
+        news = oracles(lam, omega, draw)
+        olds = oracles(old_lam, old_omega, draw)
         tracked = [storm(*three, eta) for three in zip(tracked, news, olds, strict=True)]
         tracked[3] = at_least(tracked[3], mu)
-        in_omega, outer_lam, outer_omega, hessian, cross = tracked
+        in_omega, outer_lam, outer_omega, hessian, mixed = tracked
         old_lam = lam
         old_omega = omega
-        lam = lam - alpha * (outer_lam - cross @ np.linalg.solve(hessian, outer_omega))
+        lam = lam - alpha * (outer_lam - mixed @ np.linalg.solve(hessian, outer_omega))
         omega = omega - tau * in_omega
         path.append((lam, omega))
     return path
@@ -936,21 +938,21 @@ def stable(problem: Plain, lam: Array, omega: Array, draws: list[Draw], rates: R
     old_lam = lam
     old_omega = omega
     hessian = problem.hessian(lam, omega, draws[0].hvp)
-    cross = problem.cross(lam, omega, draws[0].hvp)
-    for k, xi in enumerate(draws[1:]):
+    mixed = problem.mixed(lam, omega, draws[0].hvp)
+    for k, draw in enumerate(draws[1:]):
         alpha, tau, _, eta = rates(k)
-        new = problem.hessian(lam, omega, xi.hvp)
-        old = problem.hessian(old_lam, old_omega, xi.hvp)
+        new = problem.hessian(lam, omega, draw.hvp)
+        old = problem.hessian(old_lam, old_omega, draw.hvp)
         hessian = at_least(storm(hessian, new, old, eta), mu)
-        new = problem.cross(lam, omega, xi.hvp)
-        old = problem.cross(old_lam, old_omega, xi.hvp)
-        cross = storm(cross, new, old, eta)
+        new = problem.mixed(lam, omega, draw.hvp)
+        old = problem.mixed(old_lam, old_omega, draw.hvp)
+        mixed = storm(mixed, new, old, eta)
         old_lam = lam
         old_omega = omega
-        v = np.linalg.solve(hessian, problem.outer_omega(old_lam, old_omega, xi.outer_omega))
-        lam = old_lam - alpha * (problem.outer_lam(old_lam, old_omega, xi.outer_lam) - cross @ v)
-        drift = np.linalg.solve(hessian, cross.T @ (lam - old_lam))
-        omega = old_omega - tau * problem.inner_grad(old_lam, old_omega, xi.inner) - drift
+        v = np.linalg.solve(hessian, problem.outer_omega(old_lam, old_omega, draw.outer_omega))
+        lam = old_lam - alpha * (problem.outer_lam(old_lam, old_omega, draw.outer_lam) - mixed @ v)
+        drift = np.linalg.solve(hessian, mixed.T @ (lam - old_lam))
+        omega = old_omega - tau * problem.inner_grad(old_lam, old_omega, draw.inner) - drift
         path.append((lam, omega))
     return path
 
@@ -963,9 +965,9 @@ def stable(problem: Plain, lam: Array, omega: Array, draws: list[Draw], rates: R
 def soba(problem: Plain, lam: Array, omega: Array, draws: list[Draw], rates: Rates) -> Path:
     path = [(lam, omega)]
     v = np.zeros_like(omega)
-    for k, xi in enumerate(draws[1:]):
+    for k, draw in enumerate(draws[1:]):
         alpha, tau, beta, _ = rates(k)
-        direction = directions(problem, Three(lam, omega, v), xi)
+        direction = directions(problem, Three(lam, omega, v), draw)
         lam = lam - alpha * direction.lam
         omega = omega - tau * direction.omega
         v = v - beta * direction.v
@@ -975,11 +977,11 @@ def soba(problem: Plain, lam: Array, omega: Array, draws: list[Draw], rates: Rat
 
 def one_step(problem: Plain, lam: Array, omega: Array, draws: list[Draw], rates: Rates) -> Path:
     path = [(lam, omega)]
-    for k, xi in enumerate(draws[1:]):
+    for k, draw in enumerate(draws[1:]):
         alpha, tau, beta, _ = rates(k)
-        v = beta * problem.outer_omega(lam, omega, xi.outer_omega)
-        in_lam = readout(problem, lam, omega, v, xi)
-        omega = omega - tau * problem.inner_grad(lam, omega, xi.inner)
+        v = beta * problem.outer_omega(lam, omega, draw.outer_omega)
+        in_lam = readout(problem, lam, omega, v, draw)
+        omega = omega - tau * problem.inner_grad(lam, omega, draw.inner)
         lam = lam - alpha * in_lam
         path.append((lam, omega))
     return path
@@ -989,9 +991,9 @@ def ma_soba(problem: Plain, lam: Array, omega: Array, draws: list[Draw], rates: 
     path = [(lam, omega)]
     v = np.zeros_like(omega)
     momentum = np.zeros_like(lam)
-    for k, xi in enumerate(draws[1:]):
+    for k, draw in enumerate(draws[1:]):
         alpha, tau, beta, eta = rates(k)
-        direction = directions(problem, Three(lam, omega, v), xi)
+        direction = directions(problem, Three(lam, omega, v), draw)
         lam = lam - alpha * momentum
         omega = omega - tau * direction.omega
         v = v - beta * direction.v
@@ -1029,14 +1031,14 @@ def saba(
     cross_v = Table(inner_batches, lam.size)
     outer_omega = Table(outer_batches, omega.size)
     outer_lam = Table(outer_batches, lam.size)
-    for k, xi in enumerate(draws[1:]):
+    for k, draw in enumerate(draws[1:]):
         alpha, tau, beta, _ = rates(k)
-        i = xi.inner
-        j = xi.outer_omega
+        i = draw.inner
+        j = draw.outer_omega
         in_omega = inner_grad(i, problem.inner_grad(lam, omega, i))
         product = hessian_v(i, problem.hessian(lam, omega, i) @ v)
         in_v = product - outer_omega(j, problem.outer_omega(lam, omega, j))
-        product = cross_v(i, problem.cross(lam, omega, i) @ v)
+        product = cross_v(i, problem.mixed(lam, omega, i) @ v)
         in_lam = outer_lam(j, problem.outer_lam(lam, omega, j)) - product
         lam = lam - alpha * in_lam
         omega = omega - tau * in_omega
@@ -1050,10 +1052,10 @@ def srba(problem: Plain, lam: Array, omega: Array, draws: list[Draw], rates: Rat
     point = Three(lam, omega, np.zeros_like(omega))
     before = point
     tracked = Three(np.zeros_like(lam), np.zeros_like(omega), np.zeros_like(omega))
-    for k, xi in enumerate(draws[1:]):
+    for k, draw in enumerate(draws[1:]):
         alpha, tau, beta, _ = rates(k)
-        new = directions(problem, point, xi)
-        old = directions(problem, before, xi)
+        new = directions(problem, point, draw)
+        old = directions(problem, before, draw)
         if k % refresh_period == 0:
             tracked = new
         else:
@@ -1079,10 +1081,10 @@ def fdehbo(
     point = Three(lam, omega, np.zeros_like(omega))
     before = point
     tracked = directions(problem, point, draws[0])
-    for k, xi in enumerate(draws[1:]):
+    for k, draw in enumerate(draws[1:]):
         alpha, tau, beta, eta = rates(k)
-        new = directions(problem, point, xi)
-        old = directions(problem, before, xi)
+        new = directions(problem, point, draw)
+        old = directions(problem, before, draw)
         tracked = Three(
             storm(tracked.lam, new.lam, old.lam, eta),
             storm(tracked.omega, new.omega, old.omega, eta),
@@ -1103,9 +1105,9 @@ def hjfbio(
 ) -> Path:
     path = [(lam, omega)]
     v = np.zeros_like(omega)
-    for k, xi in enumerate(draws[1:]):
+    for k, draw in enumerate(draws[1:]):
         alpha, tau, beta, _ = rates(k)
-        direction = directions(problem, Three(lam, omega, v), xi)
+        direction = directions(problem, Three(lam, omega, v), draw)
         lam = lam - alpha * direction.lam
         omega = omega - tau * direction.omega
         v = in_ball(v - beta * direction.v, max_adjoint_norm)
@@ -1119,9 +1121,9 @@ def s_tfbo(problem: Plain, lam: Array, omega: Array, draws: list[Draw], rates: R
     squares_lam = 0.0
     squares_omega = 0.0
     squares_v = 0.0
-    for k, xi in enumerate(draws[1:]):
+    for k, draw in enumerate(draws[1:]):
         alpha, tau, beta, _ = rates(k)
-        direction = directions(problem, Three(lam, omega, v), xi)
+        direction = directions(problem, Three(lam, omega, v), draw)
         squares_lam += direction.lam @ direction.lam
         squares_omega += direction.omega @ direction.omega
         squares_v += direction.v @ direction.v
@@ -1157,17 +1159,17 @@ def accbo(
     w = omega
     old_w = omega
     direction = with_random_neumann(problem, lam, omega, draws[0], num_terms, adjoint_lr)
-    for k, xi in enumerate(draws[1:]):
+    for k, draw in enumerate(draws[1:]):
         alpha, tau, _, eta = rates(k)
         old_lam = lam
         old_omega = omega
         lam = lam - alpha * unit(direction)
         z = w + gamma * (w - old_w)
         old_w = w
-        w = z - tau * problem.inner_grad(lam, z, of_step(xi.inner, 0))
+        w = z - tau * problem.inner_grad(lam, z, of_step(draw.inner, 0))
         omega = (1 - average) * omega + average * w
-        new = with_random_neumann(problem, lam, omega, xi, num_terms, adjoint_lr)
-        old = with_random_neumann(problem, old_lam, old_omega, xi, num_terms, adjoint_lr)
+        new = with_random_neumann(problem, lam, omega, draw, num_terms, adjoint_lr)
+        old = with_random_neumann(problem, old_lam, old_omega, draw, num_terms, adjoint_lr)
         direction = storm(direction, new, old, eta)
         path.append((lam, omega))
     return path
@@ -1186,19 +1188,19 @@ def fsla(
     path = [(lam, omega)]
     v = np.zeros_like(omega)
     direction = readout(problem, lam, omega, v, draws[0])
-    for k, xi in enumerate(draws[1:]):
+    for k, draw in enumerate(draws[1:]):
         alpha, tau, beta, eta = rates(k)
         old_lam = lam
         old_omega = omega
         old_v = v
         lam = lam - alpha * direction
-        omega = omega - tau * problem.inner_grad(lam, omega, of_step(xi.inner, 0))
+        omega = omega - tau * problem.inner_grad(lam, omega, of_step(draw.inner, 0))
         at = {"old_params": old_omega, "new_params": omega}[adjoint_at]
-        product = problem.hessian(lam, at, of_step(xi.hvp, 0)) @ v
-        v = v + beta * (problem.outer_omega(lam, at, xi.outer_omega) - product)
-        new = readout(problem, lam, omega, v, xi)
+        product = problem.hessian(lam, at, of_step(draw.hvp, 0)) @ v
+        v = v + beta * (problem.outer_omega(lam, at, draw.outer_omega) - product)
+        new = readout(problem, lam, omega, v, draw)
         if momentum == "storm":
-            direction = storm(direction, new, readout(problem, old_lam, old_omega, old_v, xi), eta)
+            direction = storm(direction, new, readout(problem, old_lam, old_omega, old_v, draw), eta)
         elif momentum == "average":
             direction = average(direction, new, eta)
         elif momentum == "none":
@@ -1231,23 +1233,23 @@ def lam_first(
     states = [omega]
     tau = 0.0
     direction = estimate(lam, states, tau, draws[0])
-    for k, xi in enumerate(draws[1:]):
+    for k, draw in enumerate(draws[1:]):
         old_lam = lam
         old_states = states
         old_tau = tau
         alpha, tau, _, eta = rates(k)
         lam = lam - alpha * direction
-        states = descend(problem, lam, start if inner_steps > 1 else states[-1], xi.inner, tau, inner_steps)
-        new = estimate(lam, states, tau, xi)
-        old = estimate(old_lam, old_states, old_tau, xi)
+        states = descend(problem, lam, start if inner_steps > 1 else states[-1], draw.inner, tau, inner_steps)
+        new = estimate(lam, states, tau, draw)
+        old = estimate(old_lam, old_states, old_tau, draw)
         direction = storm(direction, new, old, eta)
         path.append((lam, states[-1]))
     return path
 
 
 def bp(problem: Plain, lam: Array, omega: Array, draws: list[Draw], rates: Rates, *, inner_steps: int) -> Path:
-    def estimate(lam: Array, states: list[Array], tau: float, xi: Draw) -> Array:
-        return unrolled(problem, lam, states, tau, xi)
+    def estimate(lam: Array, states: list[Array], tau: float, draw: Draw) -> Array:
+        return unrolled(problem, lam, states, tau, draw)
 
     return lam_first(problem, lam, omega, draws, rates, inner_steps, estimate)
 
@@ -1263,8 +1265,8 @@ def ns(
     num_terms: int,
     adjoint_lr: float,
 ) -> Path:
-    def estimate(lam: Array, states: list[Array], tau: float, xi: Draw) -> Array:
-        return with_neumann(problem, lam, states[-1], xi, num_terms - 1, adjoint_lr)
+    def estimate(lam: Array, states: list[Array], tau: float, draw: Draw) -> Array:
+        return with_neumann(problem, lam, states[-1], draw, num_terms - 1, adjoint_lr)
 
     return lam_first(problem, lam, omega, draws, rates, inner_steps, estimate)
 
@@ -1272,10 +1274,10 @@ def ns(
 def cg(
     problem: Plain, lam: Array, omega: Array, draws: list[Draw], rates: Rates, *, inner_steps: int, hvp_steps: int
 ) -> Path:
-    def estimate(lam: Array, states: list[Array], tau: float, xi: Draw) -> Array:
-        right = problem.outer_omega(lam, states[-1], xi.outer_omega)
-        v = conjugate_gradient(problem, lam, states[-1], right, xi.hvp, hvp_steps)
-        return readout(problem, lam, states[-1], v, xi)
+    def estimate(lam: Array, states: list[Array], tau: float, draw: Draw) -> Array:
+        right = problem.outer_omega(lam, states[-1], draw.outer_omega)
+        v = conjugate_gradient(problem, lam, states[-1], right, draw.hvp, hvp_steps)
+        return readout(problem, lam, states[-1], v, draw)
 
     return lam_first(problem, lam, omega, draws, rates, inner_steps, estimate)
 

@@ -214,21 +214,21 @@ def row_of(name: str) -> Row:
     return ROWS[name]
 
 
-def names(wanted: Callable[[Row], bool] = lambda row: True) -> list[str]:
+def names(selects: Callable[[Row], bool] = lambda row: True) -> list[str]:
     """Return the registered algorithms whose rows are wanted; those without a row are for a test of their own."""
-    return [name for name in algorithms.list_algorithms() if name in ROWS and wanted(ROWS[name])]
+    return [name for name in algorithms.list_algorithms() if name in ROWS and selects(ROWS[name])]
 
 
 def names_where(holds: Callable[[Algorithm[Any]], bool]) -> list[str]:
     """Return the algorithms of which something holds; one that cannot be made fails in the tests of all."""
 
-    def wanted(name: str) -> bool:
+    def selects(name: str) -> bool:
         try:
             return holds(make(name))
         except Exception:
             return False
 
-    return list(filter(wanted, names()))
+    return list(filter(selects, names()))
 
 
 def make(name: str, rates: StepSizes[Any] = PLAIN, **more: Any) -> Algorithm[Any]:
@@ -236,7 +236,7 @@ def make(name: str, rates: StepSizes[Any] = PLAIN, **more: Any) -> Algorithm[Any
     return algorithms.get_algorithm(name)(step_sizes=rates, **(row_of(name).options | more))
 
 
-def numbered(name: str) -> dict[str, Any]:
+def letter_options(name: str) -> dict[str, Any]:
     """Return the options of an algorithm that numbers its batches, for four of each kind."""
     return {"inner_batches": 4, "outer_batches": 4} if name == "saba" else {}
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import reference
 import torch
-from rows import ROWS, begin, make, names, names_where, numbered, row_of
+from rows import ROWS, begin, make, names, names_where, letter_options, row_of
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import fsla
@@ -37,12 +37,12 @@ def name(request):
     return request.param
 
 
-def test_every_algorithm_has_a_row_and_a_reference(name):
+def test_conformance_covers_every_algorithm(name):
     assert name in reference.ALL, f"The algorithm {name!r} has no formulas in tests/conformance/reference.py."
     assert inspect.getdoc(algorithms.get_algorithm(name))
 
 
-def test_every_row_and_reference_is_of_a_registered_algorithm():
+def test_conformance_rows_are_registered():
     """One that is left over would test nothing."""
     assert set(algorithms.list_algorithms()) >= ROWS.keys() | reference.ALL.keys()
 
@@ -66,8 +66,8 @@ def as_problem(plain):
     def outer(lam, omega, b):
         x = lam["x"]
         w = omega["w"]
-        own = w @ a["Q"][b] @ w / 2 - a["q"][b] @ w + 0.02 * (w**4).sum()
-        return own + x @ a["R"][b] @ w + x @ a["S"][b] @ x / 2 - a["s"][b] @ x
+        loss = w @ a["Q"][b] @ w / 2 - a["q"][b] @ w + 0.02 * (w**4).sum()
+        return loss + x @ a["R"][b] @ w + x @ a["S"][b] @ x / 2 - a["s"][b] @ x
 
     return Problem(inner, outer)
 
@@ -76,37 +76,39 @@ def draws(name, spec, steps, several, seed=5):
     """Batches of our own, and the same as the reference reads them; with `several`, one for each of many moves."""
     rng = np.random.default_rng(seed)
     row = row_of(name)
-    ours = []
-    theirs = []
+    batches_of_steps = []
+    draws_of_steps = []
     for k in range(steps + 1):
         numbers = []
         for n in spec:
             many = several and n > 1
             numbers.append([int(b) for b in rng.integers(4, size=n)] if many else int(rng.integers(4)))
         length = RandomNeumann(row.options["num_terms"], 0.1).drawn(k).length if row.draws else 0
-        theirs.append(reference.Draw(*numbers, length))
-        mine = [b if isinstance(b, list) else [b] for b in numbers]
+        draws_of_steps.append(reference.Draw(*numbers, length))
+        lists = [b if isinstance(b, list) else [b] for b in numbers]
         if name == "saba":
-            mine[:2] = [[Batch(b, number=b) for b in slot] for slot in mine[:2]]
-        ours.append(StepBatches.of(*mine, seed=k))
-    return ours, theirs
+            lists[:2] = [[Batch(b, number=b) for b in slot] for slot in lists[:2]]
+        batches_of_steps.append(StepBatches.of(*lists, seed=k))
+    return batches_of_steps, draws_of_steps
 
 
 def trajectory(name, several, steps=9, change=lambda algorithm: algorithm):
     """The largest relative difference from the reference, over the steps of a run on changing batches and rates."""
-    algorithm = change(make(name, FALLING, **numbered(name)))
-    ours, theirs = draws(name, algorithm.batches, steps, several)
+    algorithm = change(make(name, FALLING, **letter_options(name)))
+    sampled, reference_draws = draws(name, algorithm.batches, steps, several)
     lam = np.array([0.7, 0.4])
     omega = np.array([0.5, -0.8, 0.3])
-    path = reference.ALL[name](PLAIN_PROBLEM, lam, omega, theirs, FALLING.rates, **row_of(name).reference_options)
+    path = reference.ALL[name](
+        PLAIN_PROBLEM, lam, omega, reference_draws, FALLING.rates, **row_of(name).reference_options
+    )
     problem = as_problem(PLAIN_PROBLEM)
-    state = algorithm.init(problem, Point({"x": torch.from_numpy(lam)}, {"w": torch.from_numpy(omega)}), ours[0])
+    state = algorithm.init(problem, Point({"x": torch.from_numpy(lam)}, {"w": torch.from_numpy(omega)}), sampled[0])
     worst = 0.0
     for k, (lam, omega) in enumerate(path):
         if k:
-            state = algorithm.step(problem, state, ours[k])
-        for found, expected in ((state.lam.value["x"], lam), (state.omega.value["w"], omega)):
-            worst = max(worst, float(np.linalg.norm(found.numpy() - expected) / np.linalg.norm(expected)))
+            state = algorithm.step(problem, state, sampled[k])
+        for actual, expected in ((state.lam.value["x"], lam), (state.omega.value["w"], omega)):
+            worst = max(worst, float(np.linalg.norm(actual.numpy() - expected) / np.linalg.norm(expected)))
     return worst
 
 
@@ -114,7 +116,7 @@ def tolerance(name):
     return {"reversible": 1e-9}.get(name, 1e-12 if row_of(name).exact else 1e-6)
 
 
-def test_its_steps_are_those_of_the_formulas(name):
+def test_algorithm_steps_match_reference(name):
     assert trajectory(name, several=False) < tolerance(name)
 
 
@@ -123,7 +125,7 @@ MANY = [name for name in names_where(lambda algorithm: max(algorithm.batches) > 
 
 
 @pytest.mark.parametrize("name", MANY)
-def test_its_steps_are_those_of_the_formulas_with_a_batch_for_each_product(name):
+def test_algorithm_steps_with_batch_per_product_match_reference(name):
     assert trajectory(name, several=True) < tolerance(name)
 
 
@@ -138,7 +140,7 @@ class Louder(WrappedUpdate):
 
 
 @pytest.mark.parametrize("name", ["fsla", "soba", "sustain", "f2sa", "stable", "penalty", "saba", "hoag"])
-def test_a_perturbed_update_is_noticed(name):
+def test_algorithm_with_perturbed_update_differs(name):
     def perturbed(algorithm):
         return replace(algorithm, outer_update=Louder(algorithm.updates.outer))
 
@@ -156,7 +158,7 @@ def test_a_perturbed_update_is_noticed(name):
         ("amigo", "fsla.steps._schedules:StepSizes.residual"),
     ],
 )
-def test_a_perturbed_part_is_noticed(name, where, monkeypatch):
+def test_algorithm_with_perturbed_part_differs(name, where, monkeypatch):
     """What a part gives is scaled by 1.001."""
     module, _, attribute = where.partition(":")
     owner = sys.modules[module]
@@ -166,15 +168,15 @@ def test_a_perturbed_part_is_noticed(name, where, monkeypatch):
     right = getattr(owner, attribute)
 
     def wrong(*arguments, **options):
-        found = right(*arguments, **options)
-        return (tree.scale(1.001, found[0]), found[1]) if isinstance(found, tuple) else tree.scale(1.001, found)
+        actual = right(*arguments, **options)
+        return (tree.scale(1.001, actual[0]), actual[1]) if isinstance(actual, tuple) else tree.scale(1.001, actual)
 
     monkeypatch.setattr(owner, attribute, wrong)
     assert trajectory(name, several=False) > 1e-6 > tolerance(name)
 
 
 @pytest.mark.parametrize("name", names(lambda row: bool(row.counts)))
-def test_it_asks_for_what_the_papers_say(name):
+def test_algorithm_oracle_counts_match_paper(name):
     row = row_of(name)
     algorithm = make(name)
     counted = CountedProblem(as_problem(PLAIN_PROBLEM))
@@ -182,18 +184,18 @@ def test_it_asks_for_what_the_papers_say(name):
     at = Point({"x": normal(2).abs()}, {"w": normal(3, seed=1)})
     state = algorithm.step(counted, algorithm.init(counted, at, batches), batches)
     _, calls, _ = counted.counting(lambda: algorithm.step(counted, state, batches))
-    found = {key: n for key, n in vars(calls).items() if n and key not in ("inner_views", "outer_views")}
+    actual = {key: n for key, n in vars(calls).items() if n and key not in ("inner_views", "outer_views")}
     if row.draws:
-        products = found.pop("hvp", 0)
+        products = actual.pop("hvp", 0)
         assert products <= 2 * (row.options["num_terms"] - 1)
-    assert found == {key: n for key, n in row.counts.items() if n}
+    assert actual == {key: n for key, n in row.counts.items() if n}
 
 
 # --------------------------------------------------------------------------------------------------- what all must do
 
 
 @pytest.mark.parametrize("name", names(lambda row: row.near is not None))
-def test_it_finds_the_minimum_of_f(name):
+def test_algorithm_reaches_outer_minimum(name):
     row = row_of(name)
     q = Quadratic.random(3, 6, kappa=3.0, seed=2)
     best = torch.linalg.solve(q.hessian(), -q.gradient(torch.zeros(3, dtype=F64)))
@@ -207,12 +209,12 @@ def test_it_finds_the_minimum_of_f(name):
         for k in range(200):
             state = algorithm.step(q, state, full(k=200 * len(gaps) + k))
             mean += state.lam.value["lam"] / 200
-        found = mean if row.draws else state.lam.value["lam"]  # random series have a mean that converges
-        gaps.append(float((found - best).norm() / best.norm()))
+        actual = mean if row.draws else state.lam.value["lam"]  # random series have a mean that converges
+        gaps.append(float((actual - best).norm() / best.norm()))
 
 
-def test_it_runs_on_trees_of_many_tensors_in_float32_and_float64(name):
-    found = {}
+def test_algorithm_accepts_trees_and_dtypes(name):
+    actual = {}
     for dtype in (torch.float32, F64):
         problem, at, train, valid = network(dtype)
         algorithm, batches = make(name), full(train, valid)
@@ -222,11 +224,11 @@ def test_it_runs_on_trees_of_many_tensors_in_float32_and_float64(name):
         assert state.step_count == 3
         for x, like in ((state.lam.value, at.lam), (state.omega.value, at.omega), (state.direction, at.lam)):
             tree.aligned(x, like)  # the same keys, shapes, dtypes and devices
-        found[dtype] = tree.flatten(state.direction).double()
-    assert float((found[torch.float32] - found[F64]).norm() / found[F64].norm()) < 2e-3
+        actual[dtype] = tree.flatten(state.direction).double()
+    assert float((actual[torch.float32] - actual[F64]).norm() / actual[F64].norm()) < 2e-3
 
 
-def test_a_step_is_pure_and_repeatable(name):
+def test_algorithm_step_is_pure(name):
     problem, at, train, valid = ridge_logistic()
     algorithm, batches = make(name), full(train, valid)
     state = algorithm.step(problem, algorithm.init(problem, begin(name, at), batches), batches)
@@ -237,7 +239,7 @@ def test_a_step_is_pure_and_repeatable(name):
     assert torch.equal(tree.flatten(state.lam.value), before)
 
 
-def test_a_state_that_was_saved_goes_on_as_before(name, tmp_path):
+def test_algorithm_state_resumes_exactly(name, tmp_path):
     problem, at, train, valid = ridge_logistic()
     algorithm = make(name)
     state = algorithm.init(problem, begin(name, at), full(train, valid))
@@ -257,7 +259,7 @@ def test_a_state_that_was_saved_goes_on_as_before(name, tmp_path):
         assert torch.equal(tree.flatten(x), tree.flatten(y))
 
 
-def test_automatic_differentiation_and_closed_form_agree(name):
+def test_algorithm_on_autograd_equals_closed_form(name):
     q = Quadratic.random(3, 5, seed=4)
     at = q.point(normal(3, seed=1), normal(5, seed=2))
     algorithm = make(name)
@@ -268,7 +270,7 @@ def test_automatic_differentiation_and_closed_form_agree(name):
     assert torch.allclose(a.lam.value["lam"], b.lam.value["lam"], rtol=1e-11)
 
 
-def test_the_projection_holds(name):
+def test_algorithm_projection_holds(name):
     problem, at, train, valid = ridge_logistic()
     low, high = (0.1, 1.0) if ROWS[name].positive else (-1.0, 0.0)
     algorithm, batches = make(name, projection=Box(low, high)), full(train, valid)
@@ -279,19 +281,19 @@ def test_the_projection_holds(name):
         assert state.lam.value["log_ridge"].max() <= high
 
 
-def test_a_point_of_the_wrong_form_is_refused(name):
+def test_algorithm_malformed_point_raises(name):
     problem, at, train, valid = ridge_logistic()
     with pytest.raises(TypeError, match="lam must be a mapping"):
         make(name).init(problem, Point(at.lam["log_ridge"], at.omega), full(train, valid))
 
 
-def test_it_prints_its_settings(name):
+def test_algorithm_repr_shows_settings(name):
     assert "0x" not in repr(make(name))
     assert make(name) == make(name)
     assert hash(make(name)) == hash(make(name))
 
 
-def test_products_by_differences_serve_it_as_exact_ones_do(name):
+def test_algorithm_with_finite_differences_matches_autograd(name):
     problem, at, train, valid = network()
     difference = Problem(problem.inner_loss, problem.outer_loss, hvp_method="finite_difference")
     algorithm, batches = make(name), full(train, valid)
@@ -303,7 +305,7 @@ def test_products_by_differences_serve_it_as_exact_ones_do(name):
         assert float(tree.norm(tree.sub(y, x)) / tree.norm(x)) < 1e-6
 
 
-def test_it_says_which_batches_it_reads(name):
+def test_algorithm_batch_spec_matches_reads(name):
     problem, at, train, valid = ridge_logistic()
     algorithm, batches = make(name), full(train, valid)
     state = algorithm.init(problem, begin(name, at), batches)
@@ -322,7 +324,7 @@ class NoHost(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def test_a_capturable_step_never_asks_the_host(name):
+def test_algorithm_capturable_step_has_no_host_sync(name):
     """A step that waits for the device leaves it idle, and cannot be captured."""
     algorithm = make(name)
     if not algorithm.capturable:
@@ -374,12 +376,12 @@ TTSA = algorithms.ttsa(ONE, num_terms=4, **STEP)
     ],
     ids=lambda algorithm: type(algorithm).__name__,
 )  # fmt: skip
-def test_some_are_others_with_a_part_exchanged(one, other):
+def test_algorithm_equals_other_with_replaced_part(one, other):
     problem, at, train, valid = ridge_logistic()
     same_path(one, other, problem, at, [full(train, valid, k) for k in range(6)])
 
 
-def test_amigo_with_one_step_each_is_the_single_loop_begun_elsewhere():
+def test_amigo_with_one_step_equals_single_loop():
     problem, at, train, valid = ridge_logistic()
     rates = fsla.steps.constant(0.05, 0.2, 0.2)
     amigo = algorithms.amigo(rates, inner_steps=1, hvp_steps=1)
@@ -395,7 +397,7 @@ def test_amigo_with_one_step_each_is_the_single_loop_begun_elsewhere():
     assert torch.allclose(tree.flatten(a.lam.value), tree.flatten(moved), rtol=1e-13)
 
 
-def test_ma_soba_that_forgets_all_is_soba_one_step_late():
+def test_ma_soba_without_memory_equals_delayed_soba():
     problem, at, train, valid = ridge_logistic()
     batches = full(train, valid)
     ma = algorithms.ma_soba(fsla.steps.constant(0.05, 0.2, 0.2, 1.0))
@@ -407,7 +409,7 @@ def test_ma_soba_that_forgets_all_is_soba_one_step_late():
         assert torch.allclose(tree.flatten(step), 0.05 * tree.flatten(before.direction), atol=1e-14)
 
 
-def test_the_bias_of_f2sa_falls_as_its_multiplier_grows():
+def test_f2sa_bias_falls_with_multiplier():
     q = Quadratic.random(3, 5, kappa=3.0, seed=4)
     lam = normal(3, seed=1)
     gaps = []

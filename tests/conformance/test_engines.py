@@ -16,7 +16,7 @@ from support import ridge_logistic
 
 
 @pytest.mark.parametrize("name", names_where(lambda algorithm: not algorithm.capturable))
-def test_what_differs_from_step_to_step_is_never_captured(name):
+def test_engine_skips_steps_that_vary(name):
     algorithm = make(name)
     problem, at, train, valid = ridge_logistic()
     batches = StepBatches.shared(train, valid, seed=0)
@@ -40,7 +40,7 @@ COMPILED = ("fsla", "cg", "soba")
         for engine in ("graph", "compile")
     ],
 )
-def test_every_engine_takes_the_same_steps(name, engine):
+def test_engines_take_equal_steps(name, engine):
     if engine == "compile" and not (shutil.which("g++") or shutil.which("clang++")):
         pytest.skip("there is no C++ compiler; apt-get install g++ installs one")
     algorithm = make(name, fsla.steps.Schedule(0.02, 0.1, 0.1, 0.5, power=0.5))

@@ -5,7 +5,7 @@ from functools import partial
 
 import pytest
 import torch
-from rows import make, names, names_where, numbered, row_of
+from rows import make, names, names_where, letter_options, row_of
 from torch import nn
 from torch.func import functional_call
 
@@ -32,7 +32,7 @@ def batch(*place, rows=10):
 def draw(name, spec, k):
     """Batches of step k, each of its own."""
     slots = [tuple(batch(k, slot, j) for j in range(max(count, 1))) for slot, count in enumerate(spec)]
-    if numbered(name):
+    if letter_options(name):
         slots[:2] = [(Batch(batch(100 + k % 4, slot), number=k % 4),) for slot in range(2)]
     return StepBatches.of(*slots, seed=k)
 
@@ -82,7 +82,7 @@ def relative(x, y):
 
 def follow(name, method, **options):
     """The largest relative difference of a module in place from the functional core, over some steps."""
-    algorithm = make(name, CONSTANT, **numbered(name))
+    algorithm = make(name, CONSTANT, **letter_options(name))
     of_functions, of_module = METHODS[method]
     problem, at = functional(of_functions)
     state = algorithm.init(problem, at, draw(name, algorithm.batches, 0))
@@ -117,7 +117,7 @@ def follow(name, method, **options):
 
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("name", algorithms.list_algorithms())
-def test_module_in_place_with_own_updates_follows_functional_core(name, method):
+def test_module_with_own_updates_equals_functional_core(name, method):
     """One `move` serves both: what it asks, it asks before the module's parameters move under it."""
     row_of(name)
     assert follow(name, method) < 1e-10
@@ -135,7 +135,7 @@ def moves_by_plain_steps(name):
 
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("name", [name for name in names() if moves_by_plain_steps(name)])
-def test_module_in_place_with_torch_sgd_follows_functional_core(name, method):
+def test_module_with_torch_sgd_equals_functional_core(name, method):
     """Torch's optimisers take the place of plain steps, also where an algorithm uses the step itself."""
     moved = ["inner", "outer", "adjoint"] if make(name).moves_adjoint else ["inner", "outer"]
     optimizers = {f"{which}_optimizer": partial(torch.optim.SGD, lr=LRS[f"{which}_lr"]) for which in moved}
@@ -143,13 +143,13 @@ def test_module_in_place_with_torch_sgd_follows_functional_core(name, method):
 
 
 @pytest.mark.parametrize("name", names_where(lambda algorithm: not algorithm.moves_adjoint))
-def test_adjoint_optimizer_without_adjoint_that_moves_raises(name):
+def test_adjoint_optimizer_without_moving_adjoint_raises(name):
     """It would be ignored, and its learning rate would be searched for in vain."""
     with pytest.raises(TypeError, match="adjoint_optimizer moves v"):
         start(name, adjoint_optimizer=partial(torch.optim.SGD, lr=0.1))
 
 
-def test_algorithm_without_in_place_form_is_refused():
+def test_algorithm_without_in_place_form_raises():
     """An algorithm of somebody else's may keep what a module overwrites."""
 
     class Remembering(algorithms.Simultaneous):
@@ -164,14 +164,14 @@ def test_algorithm_without_in_place_form_is_refused():
 
 
 def start(name, **options):
-    algorithm = make(name, CONSTANT, **numbered(name))
+    algorithm = make(name, CONSTANT, **letter_options(name))
     model, weights = network(), ClassWeights()
     options |= {"inner_loss": inner_loss, "outer_loss": outer_loss, "hvp_method": "autograd"}
     return model, weights, fsla.BilevelOptimizer(model, weights, algorithm=algorithm, **options)
 
 
 @pytest.mark.parametrize("name", algorithms.list_algorithms())
-def test_module_in_place_saved_and_loaded_goes_on_bit_for_bit(name):
+def test_module_state_resumes_exactly(name):
     """A state that left something out would go on with other numbers, and nobody would know."""
     model, weights, bilevel = start(name)
     spec = bilevel.algorithm.batches
@@ -192,6 +192,6 @@ def test_module_in_place_saved_and_loaded_goes_on_bit_for_bit(name):
         again.advance(batches)
         for x, y in ((model, again_model), (weights, again_weights)):
             assert all(torch.equal(p, q) for p, q in zip(x.parameters(), y.parameters(), strict=True))
-        for own, other in ((bilevel.hypergradient, again.hypergradient), (bilevel.adjoint, again.adjoint)):
-            assert own.keys() == other.keys()
-            assert all(torch.equal(own[key], other[key]) for key in own)
+        for tensors, other in ((bilevel.hypergradient, again.hypergradient), (bilevel.adjoint, again.adjoint)):
+            assert tensors.keys() == other.keys()
+            assert all(torch.equal(tensors[key], other[key]) for key in tensors)

@@ -29,14 +29,14 @@ def table():
     lines = [line for line in (DOCS / "index.md").read_text(encoding="utf-8").splitlines() if line.startswith("| ")]
     head = next(line for line in lines if line.startswith("| algorithm | ∂_ω G"))
     titles = [cell.strip() for cell in head.strip("|").split("|")]
-    found = {}
+    texts = {}
     for line in lines:
         name = re.match(r"\| \[`(\w+)`\]\((\S+)\.md#(\w+)\)", line)
         if name:
             assert name[1] == name[3]
             cells = [re.sub(r"\[.\]\(#notes\)", "", cell).strip() for cell in line.strip("|").split("|")]
-            found[name[1]] = dict(zip(titles, cells, strict=True)) | {"page": name[2]}
-    return found
+            texts[name[1]] = dict(zip(titles, cells, strict=True)) | {"page": name[2]}
+    return texts
 
 
 TABLE = table()
@@ -48,7 +48,7 @@ def number(cell, names):
     return eval(formula, {}, names) if formula else 0
 
 
-def test_a_cell_is_read():
+def test_cost_table_cell_evaluates_formula():
     assert number("2(m + 1)Q", {"m": 2, "Q": 3}) == 18
     assert number("nn + pn + 3p", {"n": 2, "p": 5}) == 29
     assert number("(R - 1)*", {"R": 3}) == 2
@@ -56,13 +56,13 @@ def test_a_cell_is_read():
 
 
 @pytest.mark.parametrize("name", sorted({*TABLE, *algorithms.list_algorithms()}))
-def test_the_table_has_every_algorithm(name):
+def test_cost_table_lists_every_algorithm(name):
     assert name in algorithms.list_algorithms()
     assert name in TABLE, f"Add a row for {name} to docs/algorithms/index.md."
 
 
 @pytest.mark.parametrize("name", TABLE)
-def test_a_row_says_what_is_measured(name):
+def test_cost_table_row_matches_counts(name):
     cells = TABLE[name]
     row = row_of(name)
     p, n = 2, 3  # those of the problem on which the counts are tested
@@ -83,5 +83,5 @@ def test_a_row_says_what_is_measured(name):
     state = algorithm.init(q, at, batches[0])
     for k in range(2):
         state = algorithm.step(q, state, batches[k])
-    held = {t.data_ptr(): t.numel() for t in tensors_of(state)}
-    assert sum(held.values()) - n - p == number(cells["kept"], sizes)
+    storage = {t.data_ptr(): t.numel() for t in tensors_of(state)}
+    assert sum(storage.values()) - n - p == number(cells["kept"], sizes)

@@ -3,9 +3,8 @@
 `python tests/golden/trajectories.py` writes `trajectories.safetensors` beside this file. The losses use torch alone, so
 that the file says nothing about how the library asks for derivatives. `test_golden.py` compares a fresh run with it.
 
-Two kinds of runs are younger than the others: those of `one_step`, and those of SOBA and MA-SOBA on a module with
-automatic steps, where λ's step is as long as ψ allows when a step begins, and no longer as ψ allows at its end, which
-differs at one step in 25.
+Two kinds of runs are younger than the others: those of `one_step`, and those on a module with automatic steps, in which
+L is measured more rarely the longer its measurements agree.
 """
 
 from __future__ import annotations

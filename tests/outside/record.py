@@ -79,7 +79,7 @@ RUNS = {
 # ------------------------------------------------------------------------------------------------- benchmark_bilevel
 
 
-def stand_in() -> None:
+def install_substitute() -> None:
     """What the solvers import of the benchmark runner, and do not use when they are stepped by hand."""
     runner = types.ModuleType("benchopt")
     stopping = types.ModuleType("benchopt.stopping_criterion")
@@ -166,9 +166,9 @@ def benchmark(label: str) -> dict[str, Any]:
         lams.append(after["outer_var"].tolist())
         if "key" in before:
             lengths.append(int(jax.random.randint(before["key"], (1,), 0, run.options["n_hia_steps"])[0]))
-    found = {"lam": lams, "omega": after["inner_var"].tolist()}
-    found |= {name: after[key].tolist() for name, key in (("v", "v"), ("star", "inner_approx_star")) if key in after}
-    return run.options | found | ({"lengths": lengths} if lengths else {})
+    recorded = {"lam": lams, "omega": after["inner_var"].tolist()}
+    recorded |= {name: after[key].tolist() for name, key in (("v", "v"), ("star", "inner_approx_star")) if key in after}
+    return run.options | recorded | ({"lengths": lengths} if lengths else {})
 
 
 def called_back(run: Run) -> dict[str, Any]:
@@ -189,7 +189,7 @@ INNER_RATE = 0.5
 Gradient = dict[str, list[float]]
 
 
-class Held(torch.nn.Module):
+class ParameterHolder(torch.nn.Module):
     def __init__(self, start: tuple[float, ...]) -> None:
         super().__init__()
         self.value = torch.nn.Parameter(torch.tensor(start, dtype=torch.float64))
@@ -219,7 +219,7 @@ def moved(lam: torch.Tensor, omega: torch.Tensor) -> Gradient:
 def with_higher(steps: int) -> Gradient:
     """Unrolled differentiation through SGD steps."""
     higher = importlib.import_module("higher")
-    lam, omega = Held(LAM), Held(OMEGA)
+    lam, omega = ParameterHolder(LAM), ParameterHolder(OMEGA)
     optimiser = torch.optim.SGD(omega.parameters(), lr=INNER_RATE)
     with higher.innerloop_ctx(omega, optimiser) as (fast, inner):
         for _ in range(steps):
@@ -231,7 +231,7 @@ def with_higher(steps: int) -> Gradient:
 def with_torchopt_unrolled(steps: int) -> Gradient:
     """The same, by TorchOpt's differentiable optimiser."""
     torchopt = importlib.import_module("torchopt")
-    lam, omega = Held(LAM), Held(OMEGA)
+    lam, omega = ParameterHolder(LAM), ParameterHolder(OMEGA)
     optimiser = torchopt.MetaSGD(omega, lr=INNER_RATE)
     for _ in range(steps):
         optimiser.step(inner_in_torch(omega(), lam()))
@@ -257,7 +257,7 @@ def with_torchopt(method: str, count: int) -> Gradient:
     def solved(omega: torch.Tensor, lam: torch.Tensor) -> torch.Tensor:
         return omega - INNER_RATE * gradient(omega, lam)
 
-    lam, start = Held(LAM).value, Held(OMEGA).value.detach()
+    lam, start = ParameterHolder(LAM).value, ParameterHolder(OMEGA).value.detach()
     omega = solved(start, lam)
     (grad,) = torch.autograd.grad(outer_in_torch(omega, lam), [lam])
     return moved(grad, omega)
@@ -269,13 +269,13 @@ def with_betty(method: str, count: int) -> Gradient:
         importlib.import_module(f"betty.{part}") for part in ("configs", "engine", "logging", "problems")
     )
     logs.get_logger().setLevel(logging.WARNING)
-    lam, omega = Held(LAM), Held(OMEGA)
+    lam, omega = ParameterHolder(LAM), ParameterHolder(OMEGA)
 
-    def level(name: str, module: Held, rate: float, config: Any, loss: Callable[[Any], torch.Tensor]) -> Any:
+    def level(name: str, module: ParameterHolder, rate: float, config: Any, loss: Callable[[Any], torch.Tensor]) -> Any:
         optimiser = torch.optim.SGD(module.parameters(), lr=rate)
-        made = problems.ImplicitProblem(name, config, module=module, optimizer=optimiser)
-        made.get_batch, made.training_step = lambda: None, loss
-        return made
+        level_problem = problems.ImplicitProblem(name, config, module=module, optimizer=optimiser)
+        level_problem.get_batch, level_problem.training_step = lambda: None, loss
+        return level_problem
 
     options = {} if method == "darts" else {f"{method}_iterations": count}
     if method == "neumann":
@@ -309,11 +309,11 @@ HYPERGRADIENTS: dict[str, Callable[[], Gradient]] = {
 def losses_at_the_start() -> dict[str, Any]:
     """Both losses and their derivatives in JAX: to see that everyone works on one problem."""
     at = jnp.array(OMEGA), jnp.array(LAM)
-    found: dict[str, Any] = {}
+    losses: dict[str, Any] = {}
     for name, loss in (("inner", inner_in_jax), ("outer", outer_in_jax)):
         by_omega, by_lam = jax.grad(loss, argnums=(0, 1))(*at)
-        found[name] = {"loss": float(loss(*at)), "by_omega": by_omega.tolist(), "by_lam": by_lam.tolist()}
-    return found
+        losses[name] = {"loss": float(loss(*at)), "by_omega": by_omega.tolist(), "by_lam": by_lam.tolist()}
+    return losses
 
 
 def written(record: dict[str, Any]) -> str:
@@ -329,7 +329,7 @@ def main(checkout: Path) -> None:
     commit = subprocess.run(["git", "-C", checkout, "rev-parse", "HEAD"], capture_output=True, text=True, check=True)
     versions = {name: importlib.metadata.version(name) for name in LIBRARIES}
     made_with = {"python": platform.python_version(), **versions, "benchmark_bilevel": commit.stdout.strip()}
-    stand_in()
+    install_substitute()
     sys.path.insert(0, str(checkout))
     record = {
         "made with": made_with,

@@ -27,9 +27,9 @@ from fsla.hypergradients import RandomNeumann
 from fsla.steps import STORM, Position, Rates, Schedule, Scheduled, StepContext
 
 RECORDED = json.loads(Path(__file__).with_name("recorded.json").read_text())
-THEIRS = RECORDED["benchmark_bilevel"]
+BENCHMARK_RUNS = RECORDED["benchmark_bilevel"]
 GRADIENTS = RECORDED["hypergradients"]
-STEPS = len(THEIRS["soba"]["lam"]) - 1
+STEPS = len(BENCHMARK_RUNS["soba"]["lam"]) - 1
 F64 = torch.float64
 
 
@@ -68,7 +68,7 @@ def close(got: Tensor, recorded: Any, tolerance: float = 1e-12) -> None:
     torch.testing.assert_close(got.detach(), torch.tensor(recorded, dtype=F64), rtol=0.0, atol=tolerance)
 
 
-def test_it_is_the_same_problem():
+def test_outside_problem_is_identical():
     for name, function, data in (("inner", inner_loss, INNER), ("outer", outer_loss, OUTER)):
         recorded = RECORDED["start"][name]
         levels = (START.lam, START.omega)
@@ -80,7 +80,7 @@ def test_it_is_the_same_problem():
         close(by_lam, recorded["by_lam"])
 
 
-def test_the_record_says_what_made_it():
+def test_outside_record_names_versions():
     made_with = RECORDED["made with"]
     assert {"python", "jax", "torch", "higher", "torchopt", "betty-ml", "benchmark_bilevel"} == set(made_with)
     program = Path(__file__).with_name("record.py").read_text()
@@ -112,8 +112,8 @@ class Draws:
     def outer(self) -> Tree:
         return OUTER_BATCHES[self.outer_number()]
 
-    def inners(self, count: int, unread: int = 0) -> list[Tree]:
-        return [self.inner() for _ in range(count)] + unread * [INNER]
+    def inners(self, count: int, skipped: int = 0) -> list[Tree]:
+        return [self.inner() for _ in range(count)] + skipped * [INNER]
 
 
 def seed_of(length: int, terms: int) -> int:
@@ -131,18 +131,18 @@ class OfStep(Scheduled):
         return self.sizes(k)
 
 
-def made(name: str, step_sizes: Scheduled, **options: Any) -> Any:
+def make_algorithm(name: str, step_sizes: Scheduled, **options: Any) -> Any:
     return algorithms.get_algorithm(name)(step_sizes, **options)
 
 
-def asked(algorithm: Any, batches: StepBatches) -> StepContext:
+def step_context(algorithm: Any, batches: StepBatches) -> StepContext:
     """What the algorithm's first step may ask on these batches."""
     return algorithm.context(PROBLEM, 0, None, batches)
 
 
 def steps_of(name: str, alpha: float = 0.0, tau: float = 0.0, beta: float = 0.0, eta: float = 0.0) -> Schedule:
     """Their step sizes: one for ω and v, a fraction of it for λ, each over a power of k + 1."""
-    run = THEIRS[name]
+    run = BENCHMARK_RUNS[name]
     size = run["step_size"]
     return Schedule(size / run["outer_ratio"], size, size, run.get("eta", 1.0), (alpha, tau, beta, eta))
 
@@ -158,7 +158,7 @@ def trajectory(algorithm: Any, draw: Callable[[int], StepBatches], state: Any = 
 
 def agree(states: list[Any], name: str, *, sign_of_v: int | None = None) -> None:
     """Every λ, and the last ω and v, are the recorded ones. benchmark_bilevel's SOBA and its kin keep -v."""
-    run = THEIRS[name]
+    run = BENCHMARK_RUNS[name]
     for state, lam in zip(states, run["lam"], strict=True):
         close(state.lam.value["lam"], lam)
     close(states[-1].omega.value["omega"], run["omega"])
@@ -167,14 +167,14 @@ def agree(states: list[Any], name: str, *, sign_of_v: int | None = None) -> None
 
 
 @pytest.mark.parametrize("name", ["soba", "ma_soba"])
-def test_soba(name):
+def test_soba_matches_outside_run(name):
     """benchmark_bilevel has no MA-SOBA: ω, v and the direction of λ are its SOBA's, the average is of `record.py`."""
     draws = Draws()
-    algorithm = made(name, steps_of(name, 0.5, 0.5, 0.5))
+    algorithm = make_algorithm(name, steps_of(name, 0.5, 0.5, 0.5))
     agree(trajectory(algorithm, lambda k: StepBatches.shared(draws.inner(), draws.outer())), name, sign_of_v=-1)
 
 
-def test_saba():
+def test_saba_matches_outside_run():
     draws = Draws()
 
     def draw(k: int) -> StepBatches:
@@ -182,60 +182,68 @@ def test_saba():
         return StepBatches.shared(Batch(INNER_BATCHES[i], number=i), Batch(OUTER_BATCHES[j], number=j))
 
     sizes = {"inner_batches": len(INNER_BATCHES), "outer_batches": len(OUTER_BATCHES)}
-    agree(trajectory(made("saba", steps_of("saba"), **sizes), draw), "saba", sign_of_v=-1)
+    agree(trajectory(make_algorithm("saba", steps_of("saba"), **sizes), draw), "saba", sign_of_v=-1)
 
 
-def test_srba():
-    draws, period = Draws(), int(THEIRS["srba"]["period_frac"] * (INNER_ROWS + OUTER_ROWS) / BATCH)
+def test_srba_matches_outside_run():
+    draws, period = Draws(), int(BENCHMARK_RUNS["srba"]["period_frac"] * (INNER_ROWS + OUTER_ROWS) / BATCH)
 
     def draw(k: int) -> StepBatches:
         return StepBatches.shared(INNER, OUTER) if k % period == 0 else StepBatches.shared(draws.inner(), draws.outer())
 
     assert 1 < period < STEPS
-    agree(trajectory(made("srba", steps_of("srba"), refresh_period=period), draw), "srba", sign_of_v=-1)
+    agree(trajectory(make_algorithm("srba", steps_of("srba"), refresh_period=period), draw), "srba", sign_of_v=-1)
 
 
-def test_amigo():
-    draws, count = Draws(), THEIRS["amigo"]["n_inner_steps"]
+def test_amigo_matches_outside_run():
+    draws, count = Draws(), BENCHMARK_RUNS["amigo"]["n_inner_steps"]
 
     def draw(k: int) -> StepBatches:
         inner, outer, products = draws.inners(count), draws.outer(), draws.inners(count)
         return StepBatches.of(inner, (outer,), products, (outer,), (draws.inner(),))
 
-    agree(trajectory(made("amigo", steps_of("amigo"), inner_steps=count, hvp_steps=count), draw), "amigo", sign_of_v=1)
+    agree(
+        trajectory(make_algorithm("amigo", steps_of("amigo"), inner_steps=count, hvp_steps=count), draw),
+        "amigo",
+        sign_of_v=1,
+    )
 
 
-def test_stocbio():
-    draws, run = Draws(), THEIRS["stocbio"]
+def test_stocbio_matches_outside_run():
+    draws, run = Draws(), BENCHMARK_RUNS["stocbio"]
     steps, products = run["n_inner_steps"], run["n_shia_steps"]
 
     def draw(k: int) -> StepBatches:
         inner, outer, hvp = draws.inners(steps), draws.outer(), draws.inners(products)
         return StepBatches.of(inner, (outer,), hvp, (outer,), (draws.inner(),))
 
-    algorithm = made("stocbio", steps_of("stocbio"), inner_steps=steps, hvp_steps=products, adjoint_lr=run["step_size"])
+    algorithm = make_algorithm(
+        "stocbio", steps_of("stocbio"), inner_steps=steps, hvp_steps=products, adjoint_lr=run["step_size"]
+    )
     agree(trajectory(algorithm, draw), "stocbio")
 
 
-def test_ttsa():
+def test_ttsa_matches_outside_run():
     """Theirs takes the cross product on the batch of the inner step."""
-    draws, run = Draws(), THEIRS["ttsa"]
+    draws, run = Draws(), BENCHMARK_RUNS["ttsa"]
     terms = run["n_hia_steps"]
 
     def draw(k: int) -> StepBatches:
         length = run["lengths"][k]
-        inner, outer, hvp = draws.inner(), draws.outer(), draws.inners(length, unread=terms - 1 - length)
+        inner, outer, hvp = draws.inner(), draws.outer(), draws.inners(length, skipped=terms - 1 - length)
         return StepBatches.of((inner,), (outer,), hvp, (outer,), (inner,), seed=seed_of(length, terms))
 
-    algorithm = made("ttsa", steps_of("ttsa", alpha=0.6, tau=0.4), num_terms=terms, adjoint_lr=run["step_size"])
+    algorithm = make_algorithm(
+        "ttsa", steps_of("ttsa", alpha=0.6, tau=0.4), num_terms=terms, adjoint_lr=run["step_size"]
+    )
     agree(trajectory(algorithm, draw), "ttsa")
 
 
 @pytest.mark.parametrize("name", ["bsa", "bsa full"])
-def test_bsa(name):
+def test_bsa_matches_outside_run(name):
     """Theirs moves λ and then ω, the same cycle begun elsewhere: after their first step on λ it is ours. (Ours takes
     all the inner steps of an iteration on one batch; the second run has several, on all rows.)"""
-    draws, run = Draws(), THEIRS[name]
+    draws, run = Draws(), BENCHMARK_RUNS[name]
     terms, size, full = run["n_hia_steps"], run["step_size"], name == "bsa full"
     lengths = [*run["lengths"], 0]
 
@@ -243,7 +251,7 @@ def test_bsa(name):
         """The batches of a step: the hypergradient's are those of its number."""
         length = lengths[k]
         outer = (OUTER if full else draws.outer(),)
-        hvp = [INNER] if full else draws.inners(length, unread=terms - 1 - length)
+        hvp = [INNER] if full else draws.inners(length, skipped=terms - 1 - length)
         mixed_hvp = (INNER if full else draws.inner(),)
         return StepBatches.of((inner,), outer, hvp, outer, mixed_hvp, seed=seed_of(length, terms))
 
@@ -251,9 +259,9 @@ def test_bsa(name):
         return Rates(size / run["outer_ratio"] / (k + 2) ** 0.5, size / (k + 1) ** 0.5, 0.0, 1.0)
 
     options = {"inner_steps": run["n_inner_steps"], "num_terms": terms, "adjoint_lr": size}
-    algorithm = made("bsa", OfStep(rates), growth=0.0, **options)
+    algorithm = make_algorithm("bsa", OfStep(rates), growth=0.0, **options)
     first = draw(0)
-    h = algorithm.estimator.gradient(asked(algorithm, first), Position(START, {}))
+    h = algorithm.estimator.gradient(step_context(algorithm, first), Position(START, {}))
     state = algorithm.init(PROBLEM, Point(axpy(-size / run["outer_ratio"], h, START.lam), START.omega), first)
     states = [state]
     for k in range(STEPS):
@@ -265,10 +273,10 @@ def test_bsa(name):
 
 
 @pytest.mark.parametrize("name", ["sustain", "mrbo"])
-def test_storm_on_both(name):
+def test_storm_on_both_matches_outside_run(name):
     """Theirs starts the previous points at 0, which η = 1 at the first step makes harmless, and takes the cross product
     on the batch of the inner gradient."""
-    draws, run = Draws(), THEIRS[name]
+    draws, run = Draws(), BENCHMARK_RUNS[name]
     count = run["n_hia_steps"] if name == "sustain" else run["n_shia_steps"]
 
     def draw(k: int) -> StepBatches:
@@ -281,51 +289,51 @@ def test_storm_on_both(name):
 
     assert run["eta"] == 1.0
     terms = {"num_terms" if name == "sustain" else "hvp_steps": count}
-    algorithm = made(name, steps_of(name, 1 / 3, 1 / 3, 0.0, 2 / 3), adjoint_lr=run["step_size"], **terms)
+    algorithm = make_algorithm(name, steps_of(name, 1 / 3, 1 / 3, 0.0, 2 / 3), adjoint_lr=run["step_size"], **terms)
     agree(trajectory(algorithm, draw), name)
 
 
-def test_f2sa():
+def test_f2sa_matches_outside_run():
     """Theirs moves λ by steps that fall like 4/7 (the paper: 5/7) and adds to the multiplier what makes it grow too
     fast. With the multiplier put back after each step, the two steps on ω and that on λ are ours; without, only the
     first step is."""
-    run = THEIRS["f2sa"]
-    algorithm = made("f2sa", steps_of("f2sa", 4 / 7, 4 / 7, 5 / 7), inner_steps=run["n_inner_steps"])
+    run = BENCHMARK_RUNS["f2sa"]
+    algorithm = make_algorithm("f2sa", steps_of("f2sa", 4 / 7, 4 / 7, 5 / 7), inner_steps=run["n_inner_steps"])
     states = trajectory(algorithm, lambda k: StepBatches.shared(INNER, OUTER))
     for state, lam in zip(states, run["lam"], strict=True):
         close(state.lam.value["lam"], lam)
     close(states[-1].omega.value["omega"], run["star"])
     close(states[-1].y.value["omega"], run["omega"])
-    as_it_is = torch.tensor(THEIRS["f2sa as it is"]["lam"], dtype=F64)
+    as_it_is = torch.tensor(BENCHMARK_RUNS["f2sa as it is"]["lam"], dtype=F64)
     close(as_it_is[1], run["lam"][1])
     assert (as_it_is[-1] - states[-1].lam.value["lam"]).norm() > 1e-5
 
 
-def test_bome():
-    algorithm = made("bome", steps_of("bome"), inner_steps=THEIRS["bome"]["n_inner_steps"])
+def test_bome_matches_outside_run():
+    algorithm = make_algorithm("bome", steps_of("bome"), inner_steps=BENCHMARK_RUNS["bome"]["n_inner_steps"])
     agree(trajectory(algorithm, lambda k: StepBatches.shared(INNER, OUTER)), "bome")
 
 
-def test_vrbo():
+def test_vrbo_matches_outside_run():
     """Theirs takes no difference across λ. Its first step on λ is ours; the steps on ω that follow are those of ours
     from the new λ on, which differ from ours across λ."""
-    draws, run = Draws(), THEIRS["vrbo"]
+    draws, run = Draws(), BENCHMARK_RUNS["vrbo"]
     count, products, size = run["n_inner_steps"], run["n_shia_steps"], run["step_size"]
     inner = [INNER]
     for _ in range(count):
         inner.append(draws.inners(1 + products)[0])  # the others are those of the series, which moves λ no more
     batches = StepBatches.of(inner, (OUTER,), (INNER,), (OUTER,), (INNER,))
     options = {"inner_steps": count - 1, "hvp_steps": products, "adjoint_lr": size, "refresh_period": 3}
-    algorithm = made("vrbo", steps_of("vrbo"), **options)
+    algorithm = make_algorithm("vrbo", steps_of("vrbo"), **options)
     first = algorithm.init(PROBLEM, START, batches)
-    ours = algorithm.step(PROBLEM, first, batches)
-    close(ours.lam.value["lam"], run["lam"][1])
-    after = Point(ours.lam.value, START.omega)
-    between = replace(first, lam=ours.lam, before=Position(after, {}))
+    actual = algorithm.step(PROBLEM, first, batches)
+    close(actual.lam.value["lam"], run["lam"][1])
+    after = Point(actual.lam.value, START.omega)
+    between = replace(first, lam=actual.lam, before=Position(after, {}))
     still = algorithm.context(PROBLEM, 0, None, batches, rates=Rates(0.0, size, 0.0, 0.0))
-    theirs = algorithm.move(between, still)
-    close(theirs.omega.value["omega"], run["omega"])
-    assert (theirs.omega.value["omega"] - ours.omega.value["omega"]).norm() > 1e-3
+    expected = algorithm.move(between, still)
+    close(expected.omega.value["omega"], run["omega"])
+    assert (expected.omega.value["omega"] - actual.omega.value["omega"]).norm() > 1e-3
 
 
 def fsla_draws() -> Callable[[int], StepBatches]:
@@ -341,7 +349,7 @@ def fsla_draws() -> Callable[[int], StepBatches]:
 def their_fsla(name: str) -> tuple[Any, Callable[[int], Rates]]:
     """FSLA with v at the new ω. Theirs moves ω, v, d and then λ, the same cycle begun elsewhere: λ's step size is that
     of the step before, and their λ is one move ahead of ours."""
-    size, ratio = THEIRS[name]["step_size"], THEIRS[name]["outer_ratio"]
+    size, ratio = BENCHMARK_RUNS[name]["step_size"], BENCHMARK_RUNS[name]["outer_ratio"]
 
     def rates(k: int) -> Rates:
         now = size / (k + 1) ** 0.5
@@ -351,7 +359,7 @@ def their_fsla(name: str) -> tuple[Any, Callable[[int], Rates]]:
 
 
 def agree_one_ahead(states: list[Any], rates: Callable[[int], Rates], name: str) -> None:
-    run = THEIRS[name]
+    run = BENCHMARK_RUNS[name]
     for state, lam in zip(states[1:], run["lam"], strict=False):
         close(state.lam.value["lam"], lam)
     last = states[-1]
@@ -360,7 +368,7 @@ def agree_one_ahead(states: list[Any], rates: Callable[[int], Rates], name: str)
     close(last.v["omega"], run["v"])
 
 
-def test_fsla_from_zero():
+def test_fsla_from_zero_matches_outside_run():
     """Theirs starts d and the previous λ at 0. From λ = 0 the second is no error, and the first is a state to set."""
     name = "fsla from zero"
     algorithm, rates = their_fsla(name)
@@ -371,32 +379,32 @@ def test_fsla_from_zero():
     agree_one_ahead(states, rates, name)
 
 
-def test_fsla_whose_previous_point_is_not_one():
+def test_fsla_with_other_previous_point_matches_outside_run():
     """From another λ, their first correction looks back to λ = 0, where the run never was. With that one direction put
     in by hand, all that follows agrees; without it nothing does."""
     algorithm, rates = their_fsla("fsla")
     draw = fsla_draws()
     first = draw(0)
     before = replace(algorithm.init(PROBLEM, START, first), direction=zeros_like(START.lam))
-    ours = algorithm.step(PROBLEM, before, first)
+    actual = algorithm.step(PROBLEM, before, first)
     nowhere = Point(zeros_like(START.lam), START.omega)
 
-    step = asked(algorithm, first)
+    step = step_context(algorithm, first)
     new, old = (
-        algorithm.estimator.gradient(step, position) for position in (ours.position, Position(nowhere, before.v))
+        algorithm.estimator.gradient(step, position) for position in (actual.position, Position(nowhere, before.v))
     )
     d = STORM()(new, old, before.direction, rates(0).new_grad_weight)
-    theirs = replace(ours, direction=d)
-    states = [before, theirs]
+    expected = replace(actual, direction=d)
+    states = [before, expected]
     for k in range(1, STEPS):
         states.append(algorithm.step(PROBLEM, states[-1], draw(k)))
     agree_one_ahead(states, rates, "fsla")
-    assert (d["lam"] - ours.direction["lam"]).norm() > 0.2 * d["lam"].norm()
+    assert (d["lam"] - actual.direction["lam"]).norm() > 0.2 * d["lam"].norm()
 
 
-def test_every_recorded_run_is_read():
+def test_outside_records_are_all_read():
     program = Path(__file__).read_text()
-    assert [name for name in THEIRS if f'"{name}"' not in program] == []
+    assert [name for name in BENCHMARK_RUNS if f'"{name}"' not in program] == []
 
 
 # ------------------------------------------------------------------------- hypergradients: higher, TorchOpt and Betty
@@ -413,8 +421,10 @@ def our_hypergradient(label: str) -> tuple[Tree, Tree]:
     """Our hypergradient by the method of a label, and the ω at which it is taken."""
     _, method, count = label.split()
     if method == "unrolled":
-        found = fsla.hypergradient(PROBLEM, START, INNER, OUTER, "unrolled", num_steps=int(count), step_size=INNER_RATE)
-        return found.value, found.omega
+        result = fsla.hypergradient(
+            PROBLEM, START, INNER, OUTER, "unrolled", num_steps=int(count), step_size=INNER_RATE
+        )
+        return result.value, result.omega
     at = after_one_step()
     steps = int(count) + (method == "neumann")  # theirs counts products: a series of K products has K + 1 terms
     step_size = INNER_RATE if method == "neumann" else None
@@ -425,7 +435,7 @@ RIGHT = [label for label in GRADIENTS if label not in ("betty cg 3", "betty dart
 
 
 @pytest.mark.parametrize("label", RIGHT)
-def test_hypergradient(label):
+def test_hypergradient_matches_outside_run(label):
     value, omega = our_hypergradient(label)
     close(value["lam"], GRADIENTS[label]["hypergradient"])
     close(omega["omega"], GRADIENTS[label]["omega"])
@@ -443,24 +453,24 @@ def cg_with_the_old_residual(h: Tensor, b: Tensor, steps: int) -> Tensor:
     return v
 
 
-def test_the_conjugate_gradients_of_betty():
+def test_betty_cg_matches_outside_run():
     """The recorded version takes the old residual for the new direction. One step is right (see above); three of them,
     which must solve a system of three unknowns, do not: ours and TorchOpt's do."""
     at = after_one_step()
     inner, outer = PROBLEM.inner_at(at, Batch(INNER)), PROBLEM.outer_at(at, Batch(OUTER))
     h = torch.stack([inner.hvp({"omega": e})["omega"] for e in torch.eye(3, dtype=F64)])
     v = cg_with_the_old_residual(h, outer.grad_omega["omega"], 3)
-    theirs = GRADIENTS["betty cg 3"]
-    close(outer.grad_lam["lam"] - inner.mixed_hvp({"omega": v})["lam"], theirs["hypergradient"])
-    close(at.omega["omega"], theirs["omega"])
+    expected = GRADIENTS["betty cg 3"]
+    close(outer.grad_lam["lam"] - inner.mixed_hvp({"omega": v})["lam"], expected["hypergradient"])
+    close(at.omega["omega"], expected["omega"])
 
     exact = fsla.hypergradient(PROBLEM, at, INNER, OUTER, "implicit").value["lam"]
     close(exact, our_hypergradient("betty cg 3")[0]["lam"].tolist())
     close(exact, GRADIENTS["torchopt cg 3"]["hypergradient"])
-    assert (exact - torch.tensor(theirs["hypergradient"], dtype=F64)).norm() > 1e-3
+    assert (exact - torch.tensor(expected["hypergradient"], dtype=F64)).norm() > 1e-3
 
 
-def test_the_one_difference_of_betty():
+def test_betty_one_sided_difference_matches_outside_run():
     """The identity in the place of H⁻¹, and J p by a difference of two gradients in λ. The recorded version leaves ω at
     the second of the two points."""
     at = after_one_step()
@@ -473,8 +483,8 @@ def test_the_one_difference_of_betty():
         return torch.autograd.grad(inner_loss({"lam": lam}, omega, INNER), lam)[0]
 
     plus, minus = axpy(width, p, at.omega), axpy(-width, p, at.omega)
-    theirs = GRADIENTS["betty darts 1"]
-    close(outer.grad_lam["lam"] - (by_lam(plus) - by_lam(minus)) / (2 * width), theirs["hypergradient"])
-    close(minus["omega"], theirs["omega"])
+    expected = GRADIENTS["betty darts 1"]
+    close(outer.grad_lam["lam"] - (by_lam(plus) - by_lam(minus)) / (2 * width), expected["hypergradient"])
+    close(minus["omega"], expected["omega"])
     identity = outer.grad_lam["lam"] - PROBLEM.inner_at(at, Batch(INNER)).mixed_hvp(p)["lam"]
-    close(identity, theirs["hypergradient"], tolerance=1e-6)
+    close(identity, expected["hypergradient"], tolerance=1e-6)

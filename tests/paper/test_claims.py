@@ -44,14 +44,14 @@ def bias(kind, eta, momentum="storm", steps=4000):
 
 
 @pytest.mark.parametrize("kind", [pytest.param("independent", marks=pytest.mark.slow), "grouped"])
-def test_storm_has_no_bias_where_the_products_have_their_own_batches(kind):
+def test_storm_with_independent_batches_is_unbiased(kind):
     mean, deviation = bias(kind, 0.1)
     assert float(mean.norm()) < 3 * deviation
 
 
 @pytest.mark.filterwarnings("ignore::fsla.algorithms.SharedBatchWarning")
 @pytest.mark.parametrize("kind", [pytest.param("shared", marks=pytest.mark.slow), "hvp is mixed"])
-def test_storm_is_biased_where_the_hvp_and_the_mixed_product_share_a_batch(kind):
+def test_storm_with_shared_batch_is_biased(kind):
     """The bias is (β/η) times a covariance: it halves as η doubles, and stays as the steps fall in proportion.
 
     Without momentum a shared batch leaves β times the covariance, which falls with β.
@@ -64,7 +64,7 @@ def test_storm_is_biased_where_the_hvp_and_the_mixed_product_share_a_batch(kind)
         assert float(mean.norm() / low.norm()) == pytest.approx(0.1, rel=0.5)
 
 
-def test_the_sign_of_the_spectral_abscissa_predicts_convergence():
+def test_spectral_abscissa_sign_predicts_convergence():
     """Deterministic FSLA with small steps, on quadratics and ratios on both sides of stability."""
     signs = set()
     for seed, ratio in itertools.product(range(4), (0.05, 0.3, 1.0, 3.0)):
@@ -110,7 +110,7 @@ def same(x, y, tol=1e-12):
     return float(tree.norm(tree.sub(x, y))) < tol
 
 
-def test_with_eta_one_every_momentum_is_plain(finite_sum):
+def test_momentum_with_eta_one_is_plain(finite_sum):
     runs = [
         trajectory(fsla.algorithms.fsla(constant(0.05, 0.1, 0.1, 1.0), momentum=m), *finite_sum)
         for m in ("storm", "average", "none")
@@ -131,7 +131,7 @@ class LambdaWaits(Scheduled):
         return rates if k else rates._replace(outer_lr=0.0)
 
 
-def test_amigo_with_one_step_each_is_fsla_without_momentum(finite_sum):
+def test_amigo_with_one_step_equals_fsla_without_momentum(finite_sum):
     """Begun with ω and v instead of λ: as if FSLA's first step on λ had no length."""
     step_sizes = constant(0.05, 0.1, 0.1)
     one = trajectory(fsla.algorithms.amigo(step_sizes, inner_steps=1, hvp_steps=1), *finite_sum)
@@ -141,7 +141,7 @@ def test_amigo_with_one_step_each_is_fsla_without_momentum(finite_sum):
     assert all(same(a.lam.value, b.lam.value) for a, b in zip(one[:-1], other[1:], strict=True))
 
 
-def test_amigo_s_first_step_is_downhill():
+def test_amigo_first_step_is_descent():
     """f = λ, of which ∂_λ F = -3, all that is known before v has moved, says the opposite."""
     one, none = torch.ones(1, 1, dtype=torch.float64), torch.zeros(1, 1, dtype=torch.float64)
     q = Quadratic(one, -4 * one, none[0], none, -one[0], none, none, 3 * one[0])
@@ -153,7 +153,7 @@ def test_amigo_s_first_step_is_downhill():
     assert float(state.lam.value["lam"]) == pytest.approx(-0.1, rel=1e-6)
 
 
-def test_amigo_against_its_own_pseudo_code(finite_sum):
+def test_amigo_matches_its_pseudo_code(finite_sum):
     """ω, then v, then λ, as Arbel and Mairal write it."""
     problem, at, steps = finite_sum
     algorithm = fsla.algorithms.amigo(constant(0.05, 0.1, 0.1), inner_steps=2, hvp_steps=3)
@@ -163,26 +163,26 @@ def test_amigo_against_its_own_pseudo_code(finite_sum):
         (inner_grad,), (outer_grad_omega,), (hvp,), (outer_grad_lam,), (mixed_hvp,) = batches.slots
         for _ in range(2):
             omega = tree.axpy(-0.1, problem.inner_at(Point(lam, omega), inner_grad).grad_omega, omega)
-        here = Point(lam, omega)
-        b = problem.outer_at(here, outer_grad_omega).grad_omega
+        point = Point(lam, omega)
+        b = problem.outer_at(point, outer_grad_omega).grad_omega
         for _ in range(3):
-            v = tree.axpy(0.1, tree.sub(b, problem.inner_at(here, hvp).hvp(v)), v)
-        jv = problem.inner_at(here, mixed_hvp).mixed_hvp(v)
-        h = tree.sub(problem.outer_at(here, outer_grad_lam).grad_lam, jv)
+            v = tree.axpy(0.1, tree.sub(b, problem.inner_at(point, hvp).hvp(v)), v)
+        jv = problem.inner_at(point, mixed_hvp).mixed_hvp(v)
+        h = tree.sub(problem.outer_at(point, outer_grad_lam).grad_lam, jv)
         lam = tree.axpy(-0.05, h, lam)
         assert same(lam, state.lam.value)
         assert same(h, state.direction)
 
 
-def test_ma_soba_with_eta_one_is_soba_with_lambda_one_step_late(finite_sum):
+def test_ma_soba_with_eta_one_equals_delayed_soba(finite_sum):
     """With θ = 1, d is the last D_λ. At a fixed λ-step zero both agree; else λ_{k+1} uses D_λ of step k - 1."""
     problem, at, steps = finite_sum
     states = trajectory(fsla.algorithms.ma_soba(constant(0.05, 0.1, 0.1, 1.0)), problem, at, steps)
     lam, omega, v, late = at.lam, at.omega, tree.zeros_like(at.omega), tree.zeros_like(at.lam)
     for batches, state in zip(steps[1:], states[1:], strict=True):
-        here = Point(lam, omega)
-        G = problem.inner_at(here, batches.inner_grad[0])
-        F = problem.outer_at(here, batches.outer_grad_omega[0])
+        point = Point(lam, omega)
+        G = problem.inner_at(point, batches.inner_grad[0])
+        F = problem.outer_at(point, batches.outer_grad_omega[0])
         d = tree.sub(F.grad_lam, G.mixed_hvp(v))
         lam, late = tree.axpy(-0.05, late, lam), d
         v = tree.axpy(0.1, tree.sub(F.grad_omega, G.hvp(v)), v)
@@ -199,7 +199,7 @@ def test_ma_soba_with_eta_one_is_soba_with_lambda_one_step_late(finite_sum):
         assert same(a.v, b.v)
 
 
-def test_the_first_storm_correction_is_taken_at_the_starting_point(finite_sum):
+def test_storm_first_correction_is_at_start(finite_sum):
     """Not at zero: d_1 = g(x_1; ξ) + (1-η)(d_0 - g(x_0; ξ))."""
     problem, at, steps = finite_sum
     algorithm = fsla.algorithms.fsla(constant(0.05, 0.1, 0.1, 0.3))
@@ -211,7 +211,7 @@ def test_the_first_storm_correction_is_taken_at_the_starting_point(finite_sum):
     assert same(second.direction, expected)
 
 
-def test_corollary_2_a_rate_of_one_over_root_k():
+def test_corollary_2_rate_is_one_over_root_k():
     """β_k = θ/(k+k_0), e_ω = k^-1/2: the error of the matrix recursion falls like K^-1/2."""
     mu, L = 1.0, 20.0
     step = decreasing_step(mu, L, theta=1.0)

@@ -23,39 +23,39 @@ def summary(request, tmp_path_factory):
     spec = SyntheticSpec(seeds=request.param, K_max=330, K_timed=20, K_sequence=1000)
     folder = Folder(tmp_path_factory.mktemp("synthetic"), "synthetic", spec)
     records = run(spec, folder, lambda name, done, total: None)
-    found = summarise(spec, records)
-    assert "| BP and NS coincide | yes |" in markdown(spec, found)
-    return json.loads(json.dumps(found))
+    result = summarise(spec, records)
+    assert "| BP and NS coincide | yes |" in markdown(spec, result)
+    return json.loads(json.dumps(result))
 
 
 @pytest.mark.parametrize("method", REFERENCE)
-def test_k_to_each_level(summary, method):
+def test_figure_1_terms_to_each_level(summary, method):
     for level, K in REFERENCE[method].items():
         assert summary["K_to_level"][method][level] == pytest.approx(K, rel=0.15)
 
 
-def test_the_order_at_every_level(summary):
+def test_figure_1_order_at_every_level(summary):
     K = summary["K_to_level"]
     for level in ("1e-01", "1e-02", "1e-04", "1e-06", "1e-08", "1e-10"):
         assert K["CG"][level] <= K["NS"][level] == K["BP"][level] <= K["FSLA"][level]
 
 
-def test_bp_equals_ns(summary):
+def test_figure_1_bp_equals_ns(summary):
     assert summary["bp_against_ns"] < 1e-12
 
 
-def test_slopes_follow_the_sequences(summary):
+def test_figure_1_slopes_follow_sequences(summary):
     for a, slope in summary["slopes"].items():
         assert slope == pytest.approx(-2 * float(a), abs=0.02)
 
 
-def test_divergence_above_two_over_l_is_reported(summary):
+def test_figure_1_divergence_above_two_over_l_is_reported(summary):
     for row in summary["divergence"]:
         assert row["diverged"] == (0 if row["beta"] < row["two_over_L"] else row["seeds"])
         assert (row["median_error"] > 1e20) == (row["beta"] > row["two_over_L"])
 
 
-def test_products(summary):
+def test_figure_1_product_counts(summary):
     """FSLA: K products for every k ≤ K; NS and BP about K²/2."""
     for method in METHODS:
         K = summary["K_to_level"][method]["1e-08"]

@@ -28,9 +28,9 @@ from fsla.steps import Automatic
 from fsla.train import FSLA, DivergenceError, RollbackWarning
 from fsla_benchmarks.automatic.tasks import Task, tasks
 from fsla_reproduction.folder import Folder, Record
-from fsla_reproduction.job import Job, Tell
+from fsla_reproduction.job import Job, ReportShare
 from fsla_reproduction.report import Claim, Summary, table
-from fsla_reproduction.runs import HERE, Report, Workers, unseen
+from fsla_reproduction.runs import LOCAL, Report, Workers, unseen
 
 T = (0.3, 1.0)
 R = (1.0, 0.1)
@@ -47,7 +47,7 @@ class AutomaticSpec:
         whole_number(self.steps, "steps", "AutomaticSpec")
 
 
-def run(spec: AutomaticSpec, folder: Folder, report: Report = unseen, workers: Workers = HERE) -> list[Record]:
+def run(spec: AutomaticSpec, folder: Folder, report: Report = unseen, workers: Workers = LOCAL) -> list[Record]:
     """Does the tasks that the folder lacks; returns the records of all."""
     jobs = [
         Job("".join(c if c.isalnum() else "-" for c in task.name), task.name, partial(_compare, spec, task.name))
@@ -57,18 +57,18 @@ def run(spec: AutomaticSpec, folder: Folder, report: Report = unseen, workers: W
     return folder.gather([job.name for job in jobs])
 
 
-def _compare(spec: AutomaticSpec, name: str, tell: Tell) -> list[Record]:
+def _compare(spec: AutomaticSpec, name: str, report: ReportShare) -> list[Record]:
     (task,) = [task for task in tasks() if task.name == name]
     settings = list(product(T, R, M, FALLS))
     model, outer = task.build()
     start = _f(task, model, outer)
-    found, rollbacks = _automatic(spec, task)
+    rates, rollbacks = _automatic(spec, task)
     records: list[Record] = [
-        {"task": task.name, "rule": "automatic", "f": found, "rollbacks": rollbacks, "start": start}
+        {"task": task.name, "rule": "automatic", "f": rates, "rollbacks": rollbacks, "start": start}
     ]
     curvature, size = _scales(spec, task)
     for i, (t, r, m, falls) in enumerate(settings):
-        tell((i + 1) / (len(settings) + 1))
+        report((i + 1) / (len(settings) + 1))
         tau = t / curvature
         f = _constants(spec, task, m / size, tau, r * tau, falls)
         records.append({"task": task.name, "rule": "constants", "f": f, "t": t, "r": r, "m": m, "falls": falls})
@@ -79,23 +79,23 @@ def _automatic(spec: AutomaticSpec, task: Task) -> tuple[float | None, int]:
     inner, outer = task.losses()
     model, modules = task.build()
     opt = FSLA(model, modules, inner_loss=inner, outer_loss=outer, hvp_method="autograd")
-    with warnings.catch_warnings(record=True) as said:
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", RollbackWarning)
         f = _taken(spec, task, opt, model, modules, lambda k: None)
-    return f, sum(issubclass(w.category, RollbackWarning) for w in said)
+    return f, sum(issubclass(w.category, RollbackWarning) for w in caught)
 
 
 def _constants(spec: AutomaticSpec, task: Task, alpha: float, tau: float, beta: float, falls: bool) -> float | None:
     inner, outer = task.losses()
     model, modules = task.build()
     rates = {"outer_optimizer": alpha, "inner_optimizer": tau, "adjoint_optimizer": beta}
-    makers: dict[str, Any] = {name: partial(torch.optim.SGD, lr=rate) for name, rate in rates.items()}
-    opt = FSLA(model, modules, inner_loss=inner, outer_loss=outer, hvp_method="autograd", max_rollbacks=0, **makers)
+    factories: dict[str, Any] = {name: partial(torch.optim.SGD, lr=rate) for name, rate in rates.items()}
+    opt = FSLA(model, modules, inner_loss=inner, outer_loss=outer, hvp_method="autograd", max_rollbacks=0, **factories)
 
     def fall(k: int) -> None:
         for name, rate in rates.items():
-            share = 10 / math.sqrt(k + 100) if falls else 1.0
-            getattr(opt, name).param_groups[0]["lr"] = rate * share
+            factor = 10 / math.sqrt(k + 100) if falls else 1.0
+            getattr(opt, name).param_groups[0]["lr"] = rate * factor
 
     return _taken(spec, task, opt, model, modules, fall)
 
@@ -158,20 +158,20 @@ def summarise(records: list[Record]) -> list[Record]:
     """For each task f of the automatic run, the best of the grid, their ratio, and how many of the grid diverged."""
     rows = []
     for name in dict.fromkeys(r["task"] for r in records):
-        own = next(r for r in records if r["task"] == name and r["rule"] == "automatic")
+        automatic = next(r for r in records if r["task"] == name and r["rule"] == "automatic")
         grid = [r for r in records if r["task"] == name and r["rule"] == "constants"]
         ended = sorted(r["f"] for r in grid if r["f"] is not None)
         rows.append(
             {
                 "task": name,
-                "start": own["start"],
-                "automatic": own["f"],
+                "start": automatic["start"],
+                "automatic": automatic["f"],
                 "best": ended[0],
                 "median": ended[len(ended) // 2],
-                "ratio": None if own["f"] is None else own["f"] / ended[0],
+                "ratio": None if automatic["f"] is None else automatic["f"] / ended[0],
                 "diverged": len(grid) - len(ended),
                 "tried": len(grid),
-                "rollbacks": own["rollbacks"],
+                "rollbacks": automatic["rollbacks"],
             }
         )
     return rows
@@ -206,7 +206,7 @@ def markdown(spec: AutomaticSpec, rows: list[Record]) -> str:
             f"The automatic steps have one setting for all, the grid {len(T) * len(R) * len(M) * len(FALLS)} sets of "
             "constants for each task.\n",
             table(head, lines),
-            *(f"- {c.text}: {'yes' if c.held else '**no**'} ({c.figures})" for c in claims(rows)),
+            *(f"- {c.text}: {'yes' if c.holds else '**no**'} ({c.figures})" for c in claims(rows)),
             "",
         ]
     )
@@ -216,7 +216,7 @@ def _ratio(row: Record) -> str:
     return "diverged" if row["ratio"] is None else f"{row['ratio']:.2f}"
 
 
-def reproduce(out: Path, spec: AutomaticSpec, report: Report = unseen, workers: Workers = HERE) -> Summary:
+def reproduce(out: Path, spec: AutomaticSpec, report: Report = unseen, workers: Workers = LOCAL) -> Summary:
     """Does the tasks that the folder lacks, and writes the summary."""
     folder = workers.open(out, "automatic", spec)
     rows = summarise(run(spec, folder, report, workers))

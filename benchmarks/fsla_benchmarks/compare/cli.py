@@ -39,14 +39,14 @@ def compare(
     from fsla_reproduction.runs import workers
 
     spec = CompareSpec(scale, seeds, _names(algorithms), _names(problems), calls, trials)
-    crew = workers(jobs)
-    plan = prepare(out, spec, data_dir, crew)
-    if crew.first:
-        for text in (*plan.skipped, plan.estimate(crew.number)):
+    pool = workers(jobs)
+    plan = prepare(out, spec, data_dir, pool)
+    if pool.first:
+        for text in (*plan.skipped, plan.estimate(pool.number)):
             say(text)
-    with watched("compare", crew.first) as report:
-        results, _ = carry_out(plan, report, crew)
-    if not crew.first:
+    with watched("compare", pool.first) as report:
+        results, _ = carry_out(plan, report, pool)
+    if not pool.first:
         return
     say("place  algorithm            mean rank  problems")
     for place, row in enumerate(results.overall[:SHOWN], 1):

@@ -22,7 +22,7 @@ Data = tuple[Tensor, ...]
 _TIGHT: dict[str, Any] = {"maxcor": 20, "maxiter": 1000, "maxfun": 2000, "gtol": 1e-9, "ftol": 0.0}
 
 
-class Found(NamedTuple):
+class ExactGradient(NamedTuple):
     """f and ∇f at λ; ω_λ, from which the next solve may start; and v_λ."""
 
     value: float
@@ -41,18 +41,18 @@ def inner_minimum(inner_loss: Loss, at: Point, batch: Data) -> Tree:
         return float(value.detach()), torch.cat([g.flatten() for g in gradient]).numpy()
 
     with np.errstate(all="ignore"):
-        found = minimize(loss, flatten(at.omega).numpy(), jac=True, method="L-BFGS-B", options=_TIGHT)
-    return unflatten(torch.from_numpy(found.x), at.omega)
+        solution = minimize(loss, flatten(at.omega).numpy(), jac=True, method="L-BFGS-B", options=_TIGHT)
+    return unflatten(torch.from_numpy(solution.x), at.omega)
 
 
-def f_and_gradient(problem: Oracles, inner_loss: Loss, at: Point, inner: Data, outer: Data) -> Found:
+def f_and_gradient(problem: Oracles, inner_loss: Loss, at: Point, inner: Data, outer: Data) -> ExactGradient:
     """f and ∇f at λ; v = H⁻¹ ∂_ω F by conjugate gradients."""
-    here = Point(at.lam, inner_minimum(inner_loss, at, inner))
-    view = problem.inner_at(here, Batch(inner)).linearized()
-    above = problem.outer_at(here, Batch(outer))
+    minimum = Point(at.lam, inner_minimum(inner_loss, at, inner))
+    view = problem.inner_at(minimum, Batch(inner)).linearized()
+    above = problem.outer_at(minimum, Batch(outer))
     v = cg(view.hvp, above.grad_omega, steps=500, tol=1e-9, stop_early=True)
     direction: Leaves = sub(above.grad_lam, view.mixed_hvp(v))
-    return Found(float(above.value), dense(direction), here.omega, v)
+    return ExactGradient(float(above.value), dense(direction), minimum.omega, v)
 
 
 def least(
@@ -64,12 +64,12 @@ def least(
 
     def f(x: np.ndarray[Any, Any]) -> tuple[float, np.ndarray[Any, Any]]:
         nonlocal omega
-        found = f_and_gradient(
+        exact = f_and_gradient(
             problem, inner_loss, Point(unflatten(torch.from_numpy(x), start.lam), omega), inner, outer
         )
-        omega = found.omega
-        values.append(found.value)
-        return found.value, flatten(found.gradient).numpy()
+        omega = exact.omega
+        values.append(exact.value)
+        return exact.value, flatten(exact.gradient).numpy()
 
     minimize(
         f, flatten(start.lam).numpy(), jac=True, method="L-BFGS-B",

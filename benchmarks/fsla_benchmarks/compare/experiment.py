@@ -22,9 +22,9 @@ from fsla_benchmarks.compare.runs import run as run_once
 from fsla_benchmarks.compare.task import Task
 from fsla_reproduction.datasets import DataError, fingerprint, load
 from fsla_reproduction.folder import Folder, Record, RunError
-from fsla_reproduction.job import Job, Tell, quiet
+from fsla_reproduction.job import Job, ReportShare, quiet
 from fsla_reproduction.report import Summary
-from fsla_reproduction.runs import HERE, Report, Workers, unseen
+from fsla_reproduction.runs import LOCAL, Report, Workers, unseen
 
 __all__ = ["METHODS", "PROBLEMS", "CompareSpec", "Plan", "carry_out", "prepare"]
 
@@ -144,7 +144,7 @@ class Plan:
         )
 
 
-def prepare(out: Path, spec: CompareSpec, data_dir: Path | None = None, workers: Workers = HERE) -> Plan:
+def prepare(out: Path, spec: CompareSpec, data_dir: Path | None = None, workers: Workers = LOCAL) -> Plan:
     """Reads the data and opens the folder. A problem that was not named is left out where it has no data."""
     offline = [name for name in PROBLEMS if DATA.get(name) != "mnist"]
     names = spec.problems or (tuple(PROBLEMS) if spec.scale == "paper" else offline)
@@ -170,7 +170,7 @@ def _task(name: str, data_dir: Path | None) -> Task:
     return PROBLEMS[name](data_dir)
 
 
-def carry_out(plan: Plan, report: Report = unseen, workers: Workers = HERE) -> tuple[Results, Summary]:
+def carry_out(plan: Plan, report: Report = unseen, workers: Workers = LOCAL) -> tuple[Results, Summary]:
     """Does what the folder lacks, and writes the summary."""
     total = len(plan.first) + len(plan.second)
     workers.do(plan.folder, _jobs(plan, plan.first, {}), report, 0, total)
@@ -186,16 +186,16 @@ def carry_out(plan: Plan, report: Report = unseen, workers: Workers = HERE) -> t
 
 def _best(records: list[Record]) -> list[Record]:
     """Of each search the trial that ended with the least f; none where all diverged."""
-    found: dict[tuple[str, str], Record] = {}
+    best_records: dict[tuple[str, str], Record] = {}
     for record in records:
         key = (record["problem"], record.get("algorithm", ""))
         if (
             record["kind"] == "trial"
             and record["value"] is not None
-            and (key not in found or record["value"] < found[key]["value"])
+            and (key not in best_records or record["value"] < best_records[key]["value"])
         ):
-            found[key] = record
-    return list(found.values())
+            best_records[key] = record
+    return list(best_records.values())
 
 
 def _jobs(plan: Plan, units: Sequence[Unit], chosen: Mapping[tuple[str, str], Setting]) -> list[Job]:
@@ -210,7 +210,7 @@ def _jobs(plan: Plan, units: Sequence[Unit], chosen: Mapping[tuple[str, str], Se
 
 
 def records_of(
-    spec: CompareSpec, data_dir: Path | None, unit: Unit, setting: Setting | None, tell: Tell = quiet
+    spec: CompareSpec, data_dir: Path | None, unit: Unit, setting: Setting | None, report: ReportShare = quiet
 ) -> list[Record]:
     """The records of a unit. What goes wrong in it is one message."""
     task = _task(unit.problem, data_dir)
@@ -243,8 +243,8 @@ def _numbers(stop: Stop | None, mark: float = math.nan) -> Record:
     if stop is None:
         return {"mark": mark, "calls": None, "steps": None, "seconds": None, "value": None}
     took = stop.progress
-    found: Record = {"mark": stop.mark, "calls": took.calls, "steps": took.steps, "seconds": took.seconds}
+    numbers: Record = {"mark": stop.mark, "calls": took.calls, "steps": took.steps, "seconds": took.seconds}
     measured = stop.measured
     if measured is None or not math.isfinite(measured.value):
-        return found | {"value": None}
-    return found | measured._asdict()
+        return numbers | {"value": None}
+    return numbers | measured._asdict()

@@ -47,7 +47,7 @@ class Method:
     powers: tuple[float | tuple[float, ...], ...] = (0.0, 0.5)
     """Of these one is drawn, by which the rates fall."""
     ranges: Mapping[str, tuple[float, float]] = field(default_factory=dict)
-    seeded: bool = False
+    needs_seed: bool = False
     """Whether steps must have a seed, which draws the length of a series."""
     again: bool = False
     """Whether products are taken on the batches of the inner steps."""
@@ -99,8 +99,8 @@ METHODS: dict[str, Method] = {
     "reversible": Method("independent", f"{OI} power", TEN, ranges={"inner_lr": (0.1, 5.0)}),
     "bio_bred": Method("full", OI, {**TEN, "outer_update": Adaptive()}, outer_unit="coordinate"),
     "bda": Method("independent", f"{ALL} power", TEN),
-    "bsa": Method("independent", f"{ALL} power", TERMS, series=True, seeded=True),
-    "ttsa": Method("independent", f"{ALL} power", TERMS, True, powers=(0.0, (0.6, 0.4, 0.0, 0.0)), seeded=True),
+    "bsa": Method("independent", f"{ALL} power", TERMS, series=True, needs_seed=True),
+    "ttsa": Method("independent", f"{ALL} power", TERMS, True, powers=(0.0, (0.6, 0.4, 0.0, 0.0)), needs_seed=True),
     "aid_bio": Method("full", OI, TEN_TEN),
     "stocbio": Method("independent", f"{ALL} power", TEN_TEN, series=True),
     "sbio_bred": Method(
@@ -111,17 +111,23 @@ METHODS: dict[str, Method] = {
     "aid_fp": Method("full", ALL, {**TEN, **TERMS}, series=True),
     "aid_cg": Method("full", OI, TEN_TEN),
     "hoag": Method("full", OI),
-    "sustain": Method("independent", f"{ALL} {WEIGHT} power", TERMS, True, powers=(0.0, THIRD), seeded=True),
+    "sustain": Method("independent", f"{ALL} {WEIGHT} power", TERMS, True, powers=(0.0, THIRD), needs_seed=True),
     "mrbo": Method("independent", f"{ALL} {WEIGHT} power", PRODUCTS, True, powers=(0.0, THIRD)),
     "vrbo": Method("led", ALL, {"hvp_steps": 10, "inner_steps": 3, "refresh_period": PERIOD}, series=True),
     "biadam": Method(
-        "independent", f"{ALL} {WEIGHT} power", TERMS, True, outer_unit="coordinate", inner_unit="length", seeded=True
+        "independent",
+        f"{ALL} {WEIGHT} power",
+        TERMS,
+        True,
+        outer_unit="coordinate",
+        inner_unit="length",
+        needs_seed=True,
     ),
     "vr_biadam": Method(
-        "independent", f"{ALL} {WEIGHT} power", TERMS, True, "coordinate", "length", (0.0, THIRD), seeded=True
+        "independent", f"{ALL} {WEIGHT} power", TERMS, True, "coordinate", "length", (0.0, THIRD), needs_seed=True
     ),
     "accbo": Method(
-        "independent", f"{ALL} {WEIGHT} power", TERMS, True, outer_unit="length", powers=(0.0, THIRD), seeded=True
+        "independent", f"{ALL} {WEIGHT} power", TERMS, True, outer_unit="length", powers=(0.0, THIRD), needs_seed=True
     ),
     "stable": Method("independent", f"{OI} {WEIGHT} power", most_n=64),
     "svrb": Method("independent", f"{OI} {WEIGHT} power", powers=(0.0, THIRD), most_n=64),
@@ -166,17 +172,17 @@ def settings(name: str, task: Task, trials: int) -> list[Setting]:
     method = METHODS[name]
     generator = torch.Generator().manual_seed(seed_of("search", task.name, name))
     units = _units(method, task)
-    found = []
+    sampled = []
     for _ in range(trials):
         setting: Setting = {}
-        for rate, usual in RANGES.items():  # all are drawn, whether searched or not
-            low, high = method.ranges.get(rate, usual)
+        for rate, default in RANGES.items():  # all are drawn, whether searched or not
+            low, high = method.ranges.get(rate, default)
             drawn = low * (high / low) ** float(torch.rand((), generator=generator, dtype=torch.float64))
             setting[rate] = units[rate] * drawn if rate in method.searched else 1.0
         power = method.powers[int(torch.randint(len(method.powers), (), generator=generator))]
         setting["power"] = power if "power" in method.searched else 0.0
-        found.append(setting)
-    return found
+        sampled.append(setting)
+    return sampled
 
 
 def _units(method: Method, task: Task) -> dict[str, float]:

@@ -73,7 +73,7 @@ def ridge_cancer(data_dir: Path | None = None) -> Task:
     test = order[400:]
     x = (x - x[train].mean(0)) / x[train].std(0)
     x = torch.cat([x, torch.randn(len(x), NOISE_FEATURES, generator=g, dtype=F64)], 1)
-    given = torch.where(torch.rand(len(y), generator=g) < 0.1, 1 - y, y)
+    noisy_y = torch.where(torch.rand(len(y), generator=g) < 0.1, 1 - y, y)
 
     def loss(omega: Tree, batch: Data) -> Tensor:
         return binary_cross_entropy_with_logits(batch[0] @ omega["weight"] + omega["bias"], batch[1])
@@ -92,8 +92,8 @@ def ridge_cancer(data_dir: Path | None = None) -> Task:
         {"log_penalty": torch.zeros(x.shape[1], dtype=F64)},
         {"weight": x.new_zeros(x.shape[1]), "bias": x.new_zeros(())},
     )
-    inside = (x[train], given[train].double())
-    outside = (x[valid], given[valid].double())
+    inside = (x[train], noisy_y[train].double())
+    outside = (x[valid], noisy_y[valid].double())
     title = "ridge a feature, breast cancer"
     return Task("ridge_cancer", title, inner, outer, start, inside, outside, 32, test=(x[test], y[test]), scores=scores)
 
@@ -132,8 +132,8 @@ def _cleaning(name: str, title: str, parts: tuple[Data, Data, Data], batch: int 
     (x, y), valid, test = parts
     g = torch.Generator().manual_seed(5)
     wrong = torch.rand(len(y), generator=g) < 0.4
-    given = torch.where(wrong, (y + torch.randint(1, 10, y.shape, generator=g)) % 10, y)
-    return _weighted(name, title, (x, given), torch.arange(len(y)), len(y), valid, test, batch)
+    noisy_y = torch.where(wrong, (y + torch.randint(1, 10, y.shape, generator=g)) % 10, y)
+    return _weighted(name, title, (x, noisy_y), torch.arange(len(y)), len(y), valid, test, batch)
 
 
 def sources(data_dir: Path | None = None) -> Task:
@@ -143,8 +143,8 @@ def sources(data_dir: Path | None = None) -> Task:
     g = torch.Generator().manual_seed(6)
     source = torch.randint(10, y.shape, generator=g)
     wrong = torch.rand(len(y), generator=g) < source / 10
-    given = torch.where(wrong, torch.randint(10, y.shape, generator=g), y)
-    return _weighted("sources", "weights of sources, digits", (x, given), source, 10, valid, test, 64)
+    noisy_y = torch.where(wrong, torch.randint(10, y.shape, generator=g), y)
+    return _weighted("sources", "weights of sources, digits", (x, noisy_y), source, 10, valid, test, 64)
 
 
 def _weighted(

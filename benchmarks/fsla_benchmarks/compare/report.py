@@ -43,8 +43,8 @@ class Curve:
 
     def gap_at(self, seconds: float) -> float:
         """The suboptimality of the last state that was reached within so many seconds."""
-        reached = [gap for gap, time in zip(self.gap, self.seconds, strict=True) if time <= seconds]
-        return reached[-1] if reached else 1.0
+        gaps = [gap for gap, time in zip(self.gap, self.seconds, strict=True) if time <= seconds]
+        return gaps[-1] if gaps else 1.0
 
 
 @dataclass(frozen=True)
@@ -64,11 +64,11 @@ class Results:
         rows: list[Record] = []
         common_time: dict[str, float] = {}
         for problem in titles:
-            own = [r for r in records if r["problem"] == problem]
-            found = _curves(own)
-            common_time[problem] = _common_time(list(found.values()))
-            rows += _rows(problem, found, own, common_time[problem])
-            curves |= {(problem, name): cs for name, cs in found.items()}
+            of_problem = [r for r in records if r["problem"] == problem]
+            by_name = _curves(of_problem)
+            common_time[problem] = _common_time(list(by_name.values()))
+            rows += _rows(problem, by_name, of_problem, common_time[problem])
+            curves |= {(problem, name): cs for name, cs in by_name.items()}
         return cls(titles, curves, tuple(rows), _overall(rows, curves), common_time)
 
     def ranked(self, problem: str) -> list[Record]:
@@ -80,21 +80,21 @@ def _curves(records: Sequence[Record]) -> dict[str, tuple[Curve, ...]]:
     least = next(r for r in records if r["kind"] == "least")
     best = min(r["value"] for r in records if r["value"] is not None)
     scale = max(least["start"] - best, 1e-300)
-    found: dict[str, list[Curve]] = {}
+    by_name: dict[str, list[Curve]] = {}
     for name, seed in dict.fromkeys((r["algorithm"], r["seed"]) for r in records if r["kind"] == "run"):
-        own = [r for r in records if r["kind"] == "run" and (r["algorithm"], r["seed"]) == (name, seed)]
-        gap = [math.inf if r["value"] is None else (r["value"] - best) / scale for r in own]
+        run_records = [r for r in records if r["kind"] == "run" and (r["algorithm"], r["seed"]) == (name, seed)]
+        gap = [math.inf if r["value"] is None else (r["value"] - best) / scale for r in run_records]
         curve = Curve(
             seed,
-            tuple(r["mark"] for r in own),
+            tuple(r["mark"] for r in run_records),
             tuple(gap),
-            tuple(r["calls"] or 0.0 for r in own),
-            tuple(r["seconds"] or 0.0 for r in own),
-            tuple(r["steps"] or 0 for r in own),
-            own[-1].get("accuracy"),
+            tuple(r["calls"] or 0.0 for r in run_records),
+            tuple(r["seconds"] or 0.0 for r in run_records),
+            tuple(r["steps"] or 0 for r in run_records),
+            run_records[-1].get("accuracy"),
         )
-        found.setdefault(name, []).append(curve)
-    return {name: tuple(curves) for name, curves in found.items()}
+        by_name.setdefault(name, []).append(curve)
+    return {name: tuple(curves) for name, curves in by_name.items()}
 
 
 def _common_time(methods: Sequence[Sequence[Curve]]) -> float:
@@ -121,22 +121,22 @@ def _rows(
     level = WITHIN * max(min(last.values(), default=math.inf), LEVELS[-1])
     rows = []
     for name in sorted(curves, key=lambda name: last[name]):
-        own = curves[name]
+        method_curves = curves[name]
         trials = [r for r in records if r["kind"] == "trial" and r["algorithm"] == name]
-        accuracies = [c.accuracy for c in own if c.accuracy is not None]
+        accuracies = [c.accuracy for c in method_curves if c.accuracy is not None]
         rows.append(
             {
                 "problem": problem,
                 "algorithm": name,
                 "rank": _rank(last[name], list(last.values())),
                 "gap": last[name],
-                "gap_least": min(c.gap[-1] for c in own),
-                "gap_most": max(c.gap[-1] for c in own),
-                "calls_to_best": median(c.calls_to(level) for c in own),
-                "gap_at_common_time": median(c.gap_at(common_time) for c in own),
-                "calls": median(c.calls[-1] for c in own),
-                "steps": median(c.steps[-1] for c in own),
-                "seconds": median(c.seconds[-1] for c in own),
+                "gap_least": min(c.gap[-1] for c in method_curves),
+                "gap_most": max(c.gap[-1] for c in method_curves),
+                "calls_to_best": median(c.calls_to(level) for c in method_curves),
+                "gap_at_common_time": median(c.gap_at(common_time) for c in method_curves),
+                "calls": median(c.calls[-1] for c in method_curves),
+                "steps": median(c.steps[-1] for c in method_curves),
+                "seconds": median(c.seconds[-1] for c in method_curves),
                 "accuracy": fmean(accuracies) if accuracies else None,
                 "trials": len(trials),
                 "trials_diverged": sum(r["value"] is None for r in trials),
@@ -146,9 +146,9 @@ def _rows(
     return rows
 
 
-def _rank(own: float, every: Sequence[float]) -> float:
+def _rank(value: float, every: Sequence[float]) -> float:
     """The place of a number among all; those that are equal share theirs."""
-    return 1 + sum(other < own for other in every) + (sum(other == own for other in every) - 1) / 2
+    return 1 + sum(other < value for other in every) + (sum(other == value for other in every) - 1) / 2
 
 
 def ratios(curves: Mapping[tuple[str, str], Sequence[Curve]], level: float) -> tuple[dict[str, list[float]], int]:
@@ -156,24 +156,26 @@ def ratios(curves: Mapping[tuple[str, str], Sequence[Curve]], level: float) -> t
     problem and seed on which it got there; and the number of problems and seeds."""
     tasks = list(dict.fromkeys((problem, c.seed) for (problem, _), cs in curves.items() for c in cs))
     calls = {(problem, name, c.seed): c.calls_to(level) for (problem, name), cs in curves.items() for c in cs}
-    found: dict[str, list[float]] = {name: [] for _, name in curves}
+    by_name: dict[str, list[float]] = {name: [] for _, name in curves}
     for problem, seed in tasks:
-        own = {name: n for (where, name, s), n in calls.items() if (where, s) == (problem, seed) and n < math.inf}
-        for name, number in own.items():
-            found[name].append(number / min(own.values()))
-    return {name: sorted(values) for name, values in found.items()}, len(tasks)
+        calls_by_name = {
+            name: n for (where, name, s), n in calls.items() if (where, s) == (problem, seed) and n < math.inf
+        }
+        for name, number in calls_by_name.items():
+            by_name[name].append(number / min(calls_by_name.values()))
+    return {name: sorted(values) for name, values in by_name.items()}, len(tasks)
 
 
 def _overall(rows: Sequence[Record], curves: Mapping[tuple[str, str], Sequence[Curve]]) -> tuple[Record, ...]:
     """The algorithms by their mean rank over the problems that they ran on."""
     solved = {level: ratios(curves, level) for level in LEVELS}
-    found = []
+    result = []
     for name in dict.fromkeys(row["algorithm"] for row in rows):
-        own = [row for row in rows if row["algorithm"] == name]
-        shares = {f"solved_{level:g}": len(by_name[name]) / tasks for level, (by_name, tasks) in solved.items()}
-        rank = fmean(row["rank"] for row in own)
-        found.append({"algorithm": name, "mean_rank": rank, "problems": len(own), **shares})
-    return tuple(sorted(found, key=lambda row: row["mean_rank"]))
+        method_rows = [row for row in rows if row["algorithm"] == name]
+        solved_shares = {f"solved_{level:g}": len(by_name[name]) / tasks for level, (by_name, tasks) in solved.items()}
+        rank = fmean(row["rank"] for row in method_rows)
+        result.append({"algorithm": name, "mean_rank": rank, "problems": len(method_rows), **solved_shares})
+    return tuple(sorted(result, key=lambda row: row["mean_rank"]))
 
 
 def summary_of(scale: str, budget: int, trials: int, results: Results, skipped: Sequence[str]) -> Summary:

@@ -64,20 +64,20 @@ def run(task: Task, name: str, setting: Setting, seed: int, marks: Sequence[floa
 
 def _stopped(states: Iterator[Progress], marks: Sequence[float]) -> list[Progress]:
     """The last state within each mark."""
-    found: list[Progress] = []
+    progress: list[Progress] = []
     before = next(states)
     try:
         for now in states:
-            while len(found) < len(marks) and now.calls > marks[len(found)]:
-                found.append(before)
-            if len(found) == len(marks):
-                return found
+            while len(progress) < len(marks) and now.calls > marks[len(progress)]:
+                progress.append(before)
+            if len(progress) == len(marks):
+                return progress
             before = now
             if now.steps % CHECK_EVERY == 0 and not _is_finite(now.at):
                 break
     except torch.linalg.LinAlgError:  # type: ignore[attr-defined]
         pass
-    return found + [before._replace(at=None)] * (len(marks) - len(found))
+    return progress + [before._replace(at=None)] * (len(marks) - len(progress))
 
 
 def _is_finite(at: Point | None) -> bool:
@@ -121,7 +121,7 @@ def sampler(task: Task, name: str, spec: BatchSpec, generator: torch.Generator) 
     """The function that draws the batches of step k, as the method wants it."""
     method = METHODS[name]
     full = StepBatches.shared(task.inner, task.outer)
-    seed = int(torch.randint(2**40, (), generator=generator)) if method.seeded else None
+    seed = int(torch.randint(2**40, (), generator=generator)) if method.needs_seed else None
 
     def inner() -> Data:
         return task.inner_batch(generator)

@@ -65,8 +65,12 @@ class Task:
         if not all(bool(t.isfinite().all()) for t in (*lam.values(), *omega.values())):
             return Measured(math.inf)
         with torch.no_grad():
-            here = float(self.inner_loss(lam, omega, self.inner))
-            first = omega if here <= float(self.inner_loss(lam, self.start.omega, self.inner)) else self.start.omega
+            inner_loss_now = float(self.inner_loss(lam, omega, self.inner))
+            first = (
+                omega
+                if inner_loss_now <= float(self.inner_loss(lam, self.start.omega, self.inner))
+                else self.start.omega
+            )
         solved = inner_minimum(self.inner_loss, Point(lam, first), self.inner)
         with torch.no_grad():
             value = float(self.outer_loss(lam, solved, self.outer))
@@ -101,9 +105,9 @@ class Task:
 
     @cached_property
     def scales(self) -> Scales:
-        found = f_and_gradient(self.oracles(), self.inner_loss, self.start, self.inner, self.outer)
-        slope = float(flatten(found.gradient).square().mean().sqrt())
-        return Scales(slope, float(norm(found.v)), float(norm(sub(found.omega, self.start.omega))))
+        exact = f_and_gradient(self.oracles(), self.inner_loss, self.start, self.inner, self.outer)
+        slope = float(flatten(exact.gradient).square().mean().sqrt())
+        return Scales(slope, float(norm(exact.v)), float(norm(sub(exact.omega, self.start.omega))))
 
     def least(self, iterations: int) -> tuple[float, float]:
         """f at the start, and the least f that so many iterations of L-BFGS on ∇f find."""

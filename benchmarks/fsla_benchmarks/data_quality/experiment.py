@@ -29,10 +29,10 @@ from fsla_benchmarks.data_quality.report import CHOSEN, CLEANLAB, ORACLE, claims
 from fsla_benchmarks.data_quality.tasks import KINDS, RIGHT, Mixed, make
 from fsla_reproduction.datasets import load
 from fsla_reproduction.folder import Folder, Record
-from fsla_reproduction.images import held, hold
-from fsla_reproduction.job import Job, Tell
+from fsla_reproduction.images import hold, load_once
+from fsla_reproduction.job import Job, ReportShare
 from fsla_reproduction.report import Summary
-from fsla_reproduction.runs import HERE, Report, Workers, unseen
+from fsla_reproduction.runs import LOCAL, Report, Workers, unseen
 
 FIRST_SEED = 6
 
@@ -115,7 +115,7 @@ class Place:
 
 
 def run(
-    spec: WeightsSpec, folder: Folder, place: Place, report: Report = unseen, workers: Workers = HERE
+    spec: WeightsSpec, folder: Folder, place: Place, report: Report = unseen, workers: Workers = LOCAL
 ) -> list[Record]:
     """Does the cells that the folder lacks; returns the records of all."""
     jobs = [
@@ -132,15 +132,15 @@ def run(
     return folder.gather([job.name for job in jobs])
 
 
-def _measured(spec: WeightsSpec, cell: Cell, seed: int, place: Place, tell: Tell) -> list[Record]:
-    images = {name: held(name, known, place.data_dir) for name, known in place.prints.items()}
+def _measured(spec: WeightsSpec, cell: Cell, seed: int, place: Place, report: ReportShare) -> list[Record]:
+    images = {name: load_once(name, known, place.data_dir) for name, known in place.prints.items()}
     data = make(cell.kind, images[spec.dataset], seed, cell.rate, cell.trusted, spec.count, images.get("mnist"))
     material, test_x = _material(spec, data, seed, place.device)
     known = ways(material)
     records: list[Record] = []
 
     def judged(name: str, done: int, act: Callable[[], Answer]) -> None:
-        tell(done / (len(known) + 3))
+        report(done / (len(known) + 3))
         start = time.perf_counter()
         answer = act()
         seconds = time.perf_counter() - start
@@ -256,7 +256,7 @@ def reproduce(
     data_dir: Path | None = None,
     device: torch.device | str = "cpu",
     report: Report = unseen,
-    workers: Workers = HERE,
+    workers: Workers = LOCAL,
 ) -> tuple[list[Record], Summary]:
     """Does the cells that the folder lacks, and writes the summary; returns its rows too."""
     names = [

@@ -107,7 +107,7 @@ def markdown(head: str, rows: list[Record]) -> str:
         table(["cell", "shares"], shares),
         "## Targets\n",
         table(
-            ["target", "held", "figures"], [(c.text, "yes" if c.held else "**no**", c.figures) for c in claims(rows)]
+            ["target", "held", "figures"], [(c.text, "yes" if c.holds else "**no**", c.figures) for c in claims(rows)]
         ),
     ]
     return "\n".join(parts)

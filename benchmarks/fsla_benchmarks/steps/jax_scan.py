@@ -50,7 +50,7 @@ class Batches(NamedTuple):
     inner: Array = None
     outer: Array = None
     hvp: Array = None
-    cross: Array = None
+    mixed_hvp: Array = None
 
 
 def available() -> str | None:
@@ -90,10 +90,10 @@ def seconds_a_step(
     for r in range(repeats + 1):
         key = jax.block_until_ready(jax.random.key(r))
         for i, scan in enumerate(scans):
-            begun = time.perf_counter()
+            started = time.perf_counter()
             states[i] = jax.block_until_ready(scan(consts, states[i], key))
             if r:  # the first compiles
-                seconds[i].append((time.perf_counter() - begun) / steps)
+                seconds[i].append((time.perf_counter() - started) / steps)
     return statistics.median(seconds[0]), statistics.median(seconds[1])
 
 
@@ -143,10 +143,10 @@ def step(
     omega = jax.tree.map(lambda w, g: w - tau * g, state.omega, grad)
     v = jax.tree.map(lambda u, a, b: u + beta * (a - b), state.v, p, product)
 
-    new = cross(name, consts, lam, omega, v, batches.cross)
+    new = mixed_product(name, consts, lam, omega, v, batches.mixed_hvp)
     keep = 1 - eta
     if momentum == "storm":
-        old = cross(name, consts, state.lam, state.omega, state.v, batches.cross)
+        old = mixed_product(name, consts, state.lam, state.omega, state.v, batches.mixed_hvp)
         d = keep * state.d
         change = new - keep * old
     elif momentum == "average":
@@ -155,7 +155,7 @@ def step(
     else:
         d = jax.numpy.zeros_like(state.d)
         change = new
-    d = d - change if name == "quadratic" else d.at[batches.cross].add(-change)
+    d = d - change if name == "quadratic" else d.at[batches.mixed_hvp].add(-change)
     return State(lam, omega, v, d)
 
 
@@ -183,7 +183,7 @@ def outer_loss(name: str, consts: dict[str, Array], omega: Array, index: Array) 
     return sample_losses(name, consts, omega, index).mean()
 
 
-def cross(name: str, consts: dict[str, Array], lam: Array, omega: Array, v: Array, index: Array) -> Array:
+def mixed_product(name: str, consts: dict[str, Array], lam: Array, omega: Array, v: Array, index: Array) -> Array:
     """J v: for the quadratic the whole vector, for a network one number for each sample of the batch."""
     jax = _jax()
     if name == "quadratic":
@@ -242,8 +242,8 @@ def _scan(name: str, f: Callable[..., State], steps: int, samples: str, n: int) 
     one = jax.jit(lambda consts, state, key: advance(consts, state, draw(key)))
 
     def loop(consts: dict[str, Array], state: State, key: Array) -> State:
-        for own in jax.random.split(key, steps):
-            state = one(consts, state, own)
+        for step_key in jax.random.split(key, steps):
+            state = one(consts, state, step_key)
         return state
 
     compiled: Callable[..., State] = jax.jit(scan)

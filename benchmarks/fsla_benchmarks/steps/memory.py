@@ -16,14 +16,14 @@ from torch.profiler import ProfilerActivity, profile
 def _silence() -> Iterator[None]:
     """Keeps the lines off the terminal that the profiler prints at each start and stop."""
     sys.stderr.flush()
-    own = os.dup(2)
+    stderr = os.dup(2)
     with open(os.devnull, "w") as nowhere:
         os.dup2(nowhere.fileno(), 2)
         try:
             yield
         finally:
-            os.dup2(own, 2)
-            os.close(own)
+            os.dup2(stderr, 2)
+            os.close(stderr)
 
 
 def peak_mb(f: Callable[[], None], device: torch.device) -> float:
@@ -43,9 +43,9 @@ def peak_mb(f: Callable[[], None], device: torch.device) -> float:
         warnings.simplefilter("ignore")  # the profiler warns of settings of its own
         with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
             f()
-    held = peak = 0
+    resident = peak = 0
     kineto = seen.profiler.kineto_results
     for event in sorted((e for e in kineto.events() if e.name() == "[memory]"), key=lambda e: e.start_ns()):
-        held += event.nbytes()
-        peak = max(peak, held)
+        resident += event.nbytes()
+        peak = max(peak, resident)
     return peak / 1e6

@@ -30,7 +30,7 @@ from fsla_benchmarks.steps.cases import Case, Data
 Tensors = tuple[Tensor, ...]
 
 
-class Held(nn.Module):
+class ParameterHolder(nn.Module):
     """A tree as the parameters of a module, which returns the tree."""
 
     def __init__(self, tree: Tree) -> None:
@@ -49,8 +49,8 @@ class Held(nn.Module):
     @torch.no_grad()
     def take(self, tensors: Iterable[Tensor]) -> None:
         """Overwrites the parameters."""
-        for own, new in zip(self.parameters(), tensors, strict=True):
-            own.copy_(new)
+        for parameter, new in zip(self.parameters(), tensors, strict=True):
+            parameter.copy_(new)
 
 
 @dataclass(frozen=True)
@@ -70,8 +70,8 @@ class Run:
     def __init__(self, case: Case) -> None:
         self.case = case
         self.rates = RATES.get(case.name, Rates())
-        self.lam = Held(case.at.lam)
-        self.omega = Held(case.at.omega)
+        self.lam = ParameterHolder(case.at.lam)
+        self.omega = ParameterHolder(case.at.omega)
         self.inner_optimiser = torch.optim.SGD(self.omega.parameters(), lr=self.rates.inner)
         self.outer_optimiser = torch.optim.SGD(self.lam.parameters(), lr=self.rates.outer)
 
@@ -98,14 +98,19 @@ def betty(run: Run, method: str, count: int) -> Step:
     device = next(run.omega.parameters()).device
 
     def level(
-        name: str, module: Held, optimiser: Any, config: Any, draw: Callable[[], Data], loss: Callable[[Data], Tensor]
+        name: str,
+        module: ParameterHolder,
+        optimiser: Any,
+        config: Any,
+        draw: Callable[[], Data],
+        loss: Callable[[Data], Tensor],
     ) -> Any:
-        made = problems.ImplicitProblem(name, config, module=module, optimizer=optimiser)
-        made.get_batch = draw
-        made.training_step = loss
-        made.device = device
-        made.configure_device = lambda device: None  # not the GPU wherever there is one
-        return made
+        level_problem = problems.ImplicitProblem(name, config, module=module, optimizer=optimiser)
+        level_problem.get_batch = draw
+        level_problem.training_step = loss
+        level_problem.device = device
+        level_problem.configure_device = lambda device: None  # not the GPU wherever there is one
+        return level_problem
 
     def inner(batch: Data) -> Tensor:
         return case.problem.inner_loss(run.lam(), run.omega(), batch)
@@ -240,8 +245,8 @@ def _line(error: Exception) -> str:
 
 def _check(run: Run) -> None:
     at = run.case.at
-    for name, held, start in (("lam", run.lam, at.lam), ("omega", run.omega, at.omega)):
-        if not all(bool(t.isfinite().all()) for t in held.parameters()):
+    for name, values, start in (("lam", run.lam, at.lam), ("omega", run.omega, at.omega)):
+        if not all(bool(t.isfinite().all()) for t in values.parameters()):
             raise ValueError(f"{name} must be finite after a step. Got infinities or NaN.")
-        if all(torch.equal(t, old) for t, old in zip(held.parameters(), start.values(), strict=True)):
+        if all(torch.equal(t, old) for t, old in zip(values.parameters(), start.values(), strict=True)):
             raise ValueError(f"{name} must move in a step. It is where it started.")

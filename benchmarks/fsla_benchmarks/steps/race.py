@@ -88,22 +88,22 @@ def race(
         report(f"{name}, round {r + 1} of {rounds}")
         for key, advance in timed.items():
             wait(device)
-            begun = time.perf_counter()
+            started = time.perf_counter()
             advance(turn)
             wait(device)
-            seconds[key].append((time.perf_counter() - begun) / turn)
+            seconds[key].append((time.perf_counter() - started) / turn)
     rows = []
-    for key, own in seconds.items():
+    for key, times in seconds.items():
         unit, plain = units(key)
-        low, middle, high = _quartiles(own, seconds[unit])
-        row = Row(name, *key[:4], middle, low, high, statistics.median(own) * 1e3, n=key.n, precision=key.precision)
-        against = None if unit == plain else _quartiles(own, seconds[plain])[1]
+        low, middle, high = _quartiles(times, seconds[unit])
+        row = Row(name, *key[:4], middle, low, high, statistics.median(times) * 1e3, n=key.n, precision=key.precision)
+        against = None if unit == plain else _quartiles(times, seconds[plain])[1]
         rows.append(replace(row, unit=_unit_name(unit), plain_ratio=against))
     return rows
 
 
-def _quartiles(own: list[float], unit: list[float]) -> tuple[float, float, float]:
-    ratios = sorted(a / b for a, b in zip(own, unit, strict=True))
+def _quartiles(times: list[float], unit: list[float]) -> tuple[float, float, float]:
+    ratios = sorted(a / b for a, b in zip(times, unit, strict=True))
     return ratios[len(ratios) // 4], statistics.median(ratios), ratios[(3 * len(ratios)) // 4]
 
 

@@ -56,7 +56,7 @@ def problem() -> tuple[WeightedLossProblem, Tree]:
     def outer(lam: Tree, omega: Tree, index: Tensor) -> Tensor:
         return each(omega, index).mean()
 
-    found = WeightedLossProblem(
+    weighted = WeightedLossProblem(
         each,
         lambda rows, index: rows["weight"].sigmoid(),
         outer,
@@ -65,7 +65,7 @@ def problem() -> tuple[WeightedLossProblem, Tree]:
         outer_uses_lam=False,
         reducer=DataParallelReducer(),
     )
-    return found, {"w": torch.zeros(64, 10)}
+    return weighted, {"w": torch.zeros(64, 10)}
 
 
 def measured(counts: list[int], rounds: int = 60, turn: int = 10) -> list[Cost]:
@@ -81,20 +81,20 @@ def measured(counts: list[int], rounds: int = 60, turn: int = 10) -> list[Cost]:
     costs = []
     for n, (run, _) in lazy.items():
         table = run.table
-        held = [*table.lam.values(), *table.d.values(), table.last]
-        size = sum(t.numel() * t.element_size() for t in held) / len(table)
-        ms = {name: 1e3 * statistics.median(found) for (name, m), found in seconds.items() if m == n}
+        tensors = [*table.lam.values(), *table.d.values(), table.last]
+        size = sum(t.numel() * t.element_size() for t in tensors) / len(table)
+        ms = {name: 1e3 * statistics.median(times) for (name, m), times in seconds.items() if m == n}
         pairs = zip(seconds["lazy", n], seconds["lazy", min(counts)], strict=True)
-        ratio = statistics.median(own / unit for own, unit in pairs)
+        ratio = statistics.median(time / unit for time, unit in pairs)
         costs.append(Cost(n, ms["lazy"], ratio, size, ms.get("swept")))
     return costs
 
 
 def _timed(step: Callable[[], None], count: int) -> float:
-    begun = time.perf_counter()
+    started = time.perf_counter()
     for _ in range(count):
         step()
-    return (time.perf_counter() - begun) / count
+    return (time.perf_counter() - started) / count
 
 
 ALGORITHM = algorithms.fsla(Schedule(100.0, 0.2, 0.2, 0.9, power=0.5))
@@ -112,41 +112,41 @@ def _source(index_range: IndexRange) -> Draw:
 def _lazy(n: int) -> tuple[LazyRowOptimizer[AlternatingState], Callable[[], None]]:
     index_range = IndexRange.for_this_rank(n)
     draw = _source(index_range)
-    own, omega = problem()
+    weighted, omega = problem()
     lam = {"weight": torch.zeros(1).expand(len(index_range))}
-    run = LazyRowOptimizer(ALGORITHM, own, Point(lam, omega), draw(), index_range=index_range)
+    run = LazyRowOptimizer(ALGORITHM, weighted, Point(lam, omega), draw(), index_range=index_range)
     for t in (*run.table.lam.values(), *run.table.d.values(), run.table.last):
         t.add_(0)  # or a row's first visit would wait for the system to give its page
     return run, lambda: _discard(run.step(draw()))
 
 
 def _swept(n: int) -> Callable[[], None]:
-    own, omega = problem()
+    weighted, omega = problem()
     draw = _source(IndexRange(n))
-    held = [ALGORITHM.init(own, Point({"weight": torch.zeros(n)}, omega), draw())]
+    state = [ALGORITHM.init(weighted, Point({"weight": torch.zeros(n)}, omega), draw())]
 
     def step() -> None:
-        held[0] = ALGORITHM.step(own, held[0], draw())
+        state[0] = ALGORITHM.step(weighted, state[0], draw())
 
     return step
 
 
-def _discard(found: object) -> None:
+def _discard(result: object) -> None:
     """A step is taken for what it does."""
 
 
 def main(counts: list[int]) -> None:
     torch.set_num_threads(1)
-    together = dist.is_torchelastic_launched()
-    if together:
+    distributed = dist.is_torchelastic_launched()
+    if distributed:
         dist.init_process_group("gloo")
     costs = measured(counts)
-    if not together or dist.get_rank() == 0:
+    if not distributed or dist.get_rank() == 0:
         print(f"{'weights':>12}  {'ms a step':>9}  {'ratio':>5}  {'bytes a weight':>14}  {'ms a step that sweeps':>21}")
         for cost in costs:
             swept = "" if cost.swept_ms is None else f"{cost.swept_ms:.2f}"
             print(f"{cost.n:>12}  {cost.ms:>9.2f}  {cost.ratio:>5.2f}  {cost.bytes:>14.1f}  {swept:>21}")
-    if together:
+    if distributed:
         dist.destroy_process_group()
 
 

@@ -16,7 +16,7 @@ from fsla._checks import pick, whole_number
 from fsla.algorithms import Algorithm
 from fsla.problems import CountedProblem, GaussNewtonProblem, Oracles, StepBatches
 from fsla.problems._batches import Mode
-from fsla_benchmarks.steps import front, jax_scan, peers
+from fsla_benchmarks.steps import jax_scan, module_steps, peers
 from fsla_benchmarks.steps.cases import RATES, Case, case
 from fsla_benchmarks.steps.memory import peak_mb
 from fsla_benchmarks.steps.race import Advance, Key, Report, Row, Units, race, reason
@@ -67,22 +67,22 @@ def measure(
     notes = list[str]()
     for name in problems:
         c = case(name, device)
-        timed, said = _steppers(c, device, engines, report)
-        notes += said
+        timed, messages = _steppers(c, device, engines, report)
+        notes += messages
         if name != "quadratic":
-            report(f"{name}: the front end")
-            timed |= {key: _repeated(step) for key, step in front.steppers(name, device).items()}
+            report(f"{name}: steps on a module")
+            timed |= {key: _repeated(step) for key, step in module_steps.steppers(name, device).items()}
         if with_peers:
             report(f"{name}: a first step of every peer")
-            others, said = peers.steppers(c)
-            notes += said
+            others, messages = peers.steppers(c)
+            notes += messages
             timed |= {Key(label): _repeated(step) for label, step in others.items()}
         raced = _measured(name, timed, rounds, device, report)
         rows += raced
         if with_peers or device.type == "cuda":
-            found, said = _jax_rows(name, device, raced[0], report)
-            rows = rows + found
-            notes = notes + said
+            jax_rows, messages = _jax_rows(name, device, raced[0], report)
+            rows = rows + jax_rows
+            notes = notes + messages
     return rows, list(dict.fromkeys(notes))
 
 
@@ -193,10 +193,10 @@ def _stepper(c: Case, problem: Oracles, algorithm: Algorithm[Any], samples: Mode
     counted = CountedProblem(problem)
     state = algorithm.init(problem, c.at, draw())
     stepper = make_engine(engine, algorithm, counted, draw, c.generator, state)
-    held = [stepper.advance(state, 4)]  # an engine captures its step, and compares it, at its first steps
+    latest = [stepper.advance(state, 4)]  # an engine captures its step, and compares it, at its first steps
 
     def advance(n: int) -> None:
-        held[0] = stepper.advance(held[0], n)
+        latest[0] = stepper.advance(latest[0], n)
 
     return advance
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-Way = Literal["plain", "replicas", "shards"]
+Replication = Literal["plain", "replicas", "shards"]
 """A plain module, DistributedDataParallel, fully_shard."""
 
 
@@ -32,7 +32,7 @@ class Sizes:
     lam_tensors: int = 1
 
 
-def front(of: Sizes, algorithm: str, momentum: str, hvp_method: str, *, outer_uses_lam: bool) -> Sent:
+def module_step(of: Sizes, algorithm: str, momentum: str, hvp_method: str, *, outer_uses_lam: bool) -> Sent:
     """A step on a plain module, which finds out on each batch whether F reads λ."""
     messages = list(_messages(of, algorithm, momentum, hvp_method, outer_uses_lam, finds_out=True))
     numbers = sum(size + tensors for message in messages for size, tensors in message)
@@ -57,7 +57,7 @@ def _messages(
     """The derivatives that each pass sends."""
     by_omega = (of.omega, of.omega_tensors)
     by_lam = (of.lam, of.lam_tensors)
-    looks = 2 if momentum == "storm" else 1
+    points = 2 if momentum == "storm" else 1
     at_both_ends = 2 if hvp_method == "finite_difference" else 1
     if algorithm == "soba":
         yield from [[by_omega, by_lam]] * 2 if at_both_ends == 2 else [[by_omega, by_omega, by_lam]]
@@ -66,9 +66,9 @@ def _messages(
     yield [by_omega, by_lam] if outer_uses_lam or finds_out else [by_omega]
     if algorithm == "soba":
         return
-    yield from [[by_lam]] * at_both_ends * looks
+    yield from [[by_lam]] * at_both_ends * points
     if outer_uses_lam:
-        yield from [[by_lam]] * looks
+        yield from [[by_lam]] * points
     elif finds_out and momentum == "storm":
         yield [by_lam]  # F on a batch that it was not seen on before.
 
@@ -90,12 +90,14 @@ class Machine:
 class Predicted(NamedTuple):
     """Seconds of a step on one GPU that had all of it and on each of W, and the first over the second."""
 
-    alone: float
-    together: float
+    seconds_alone: float
+    seconds_all: float
     efficiency: float
 
 
-def predicted(machine: Machine, way: Way, parameters: float, tokens: float, world: int, algorithm: str) -> Predicted:
+def predicted(
+    machine: Machine, replication: Replication, parameters: float, tokens: float, world: int, algorithm: str
+) -> Predicted:
     """Weak scaling: as many tokens a GPU, whatever W is, in each batch; float32 messages, few outer parameters.
 
     A pass forward takes 2 FLOP for each parameter and token, one back 4. The messages of a plain module wait for the
@@ -104,21 +106,21 @@ def predicted(machine: Machine, way: Way, parameters: float, tokens: float, worl
     forward = 2 * parameters * tokens / machine.flops
     back = 2 * forward
     ring = (world - 1) / world * 4 * parameters / machine.bytes_per_second(world)
-    alone = 3 * (forward + back)
-    if way == "plain":
+    seconds_alone = 3 * (forward + back)
+    if replication == "plain":
         whole = forward + back + 2 * ring
-    elif way == "replicas":
+    elif replication == "replicas":
         whole = forward + max(back, 2 * ring)
     else:
         whole = max(forward, ring) + max(back, 2 * ring)
-    together = 3 * whole
+    seconds_all = 3 * whole
     if algorithm == "fsla":  # J v: two passes in which λ alone requires a derivative
-        alone += 2 * (forward if way != "shards" else forward + back)
-        together += 2 * (forward if way != "shards" else whole)
-    return Predicted(alone, together, alone / together)
+        seconds_alone += 2 * (forward if replication != "shards" else forward + back)
+        seconds_all += 2 * (forward if replication != "shards" else whole)
+    return Predicted(seconds_alone, seconds_all, seconds_alone / seconds_all)
 
 
-_CASES: tuple[tuple[str, Way, float, int, float], ...] = (
+_CASES: tuple[tuple[str, Replication, float, int, float], ...] = (
     ("98 M, 4096 tokens a GPU", "plain", 98e6, 4096, 1.1e14),
     ("98 M, 4096 tokens a GPU", "replicas", 98e6, 4096, 1.1e14),
     ("98 M, 32768 tokens a GPU", "plain", 98e6, 32768, 1.1e14),
@@ -129,8 +131,8 @@ _CASES: tuple[tuple[str, Way, float, int, float], ...] = (
 
 def predictions() -> Iterator[str]:
     """A table for 8 and for 64 GPUs."""
-    for name, way, parameters, tokens, flops in _CASES:
+    for name, replication, parameters, tokens, flops in _CASES:
         for algorithm in ("soba", "fsla"):
-            both = [predicted(Machine(flops), way, parameters, tokens, world, algorithm) for world in (8, 64)]
-            shown = "  ".join(f"{1e3 * p.together:6.0f} ms {100 * p.efficiency:4.0f} %" for p in both)
-            yield f"{name:25} {way:9} {algorithm:5} {1e3 * both[0].alone:6.0f} ms alone  {shown}"
+            both = [predicted(Machine(flops), replication, parameters, tokens, world, algorithm) for world in (8, 64)]
+            shown = "  ".join(f"{1e3 * p.seconds_all:6.0f} ms {100 * p.efficiency:4.0f} %" for p in both)
+            yield f"{name:25} {replication:9} {algorithm:5} {1e3 * both[0].seconds_alone:6.0f} ms alone  {shown}"

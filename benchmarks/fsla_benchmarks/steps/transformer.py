@@ -98,7 +98,7 @@ class Contender(Protocol):
         """Takes everything that is held between steps to a device."""
         ...
 
-    def held(self) -> list[Tensor]:
+    def state_tensors(self) -> list[Tensor]:
         """Everything that is held between steps."""
         ...
 
@@ -129,7 +129,7 @@ class AdamWRun:
         for memory in self._optimiser.state.values():
             memory.update({name: t.to(device) for name, t in memory.items()})
 
-    def held(self) -> list[Tensor]:
+    def state_tensors(self) -> list[Tensor]:
         memories = [t for memory in self._optimiser.state.values() for t in memory.values()]
         return [*self._model.parameters(), *memories]
 
@@ -163,7 +163,7 @@ class BilevelRun:
     def move(self, device: torch.device) -> None:
         self._state = self._state.to(device)
 
-    def held(self) -> list[Tensor]:
+    def state_tensors(self) -> list[Tensor]:
         return tensors_of(self._state)
 
 
@@ -188,9 +188,9 @@ def measure_transformer(
     for precision, dtype in ((plain, None), *([("bfloat16", torch.bfloat16)] if autocast else [])):
         setting = Setting.on(device, dtype)
         keys = list(_keys(precision, engines, exact=dtype is None))
-        found, said = _raced(setting, keys, rounds, report)
-        rows += found
-        notes += said
+        new_rows, new_notes = _raced(setting, keys, rounds, report)
+        rows += new_rows
+        notes += new_notes
     return rows, notes
 
 
@@ -215,7 +215,7 @@ def _raced(setting: Setting, keys: list[Key], rounds: int, report: Report) -> tu
         try:
             if compiled not in networks:
                 networks[compiled] = setting.network(compiled=compiled)
-            run = _begun(setting, key, networks[compiled])
+            run = _start(setting, key, networks[compiled])
             run.advance(2)
             memory[key] = _memory(run, device)
             if device.type == "cuda":
@@ -233,8 +233,8 @@ def _raced(setting: Setting, keys: list[Key], rounds: int, report: Report) -> tu
         return [], notes
 
     def units(key: Key) -> tuple[Key, Key]:
-        own = first._replace(engine=key.engine)
-        return own if own in running else first, first
+        key_of_engine = first._replace(engine=key.engine)
+        return key_of_engine if key_of_engine in running else first, first
 
     turn = 3 if device.type == "cuda" else 5
     rows = race("transformer", {k: r.advance for k, r in running.items()}, units, rounds, turn, device, report)
@@ -245,7 +245,7 @@ def _raced(setting: Setting, keys: list[Key], rounds: int, report: Report) -> tu
     return out, notes
 
 
-def _begun(setting: Setting, key: Key, net: Network) -> Contender:
+def _start(setting: Setting, key: Key, net: Network) -> Contender:
     if key.method == "adamw":
         return AdamWRun(setting, compiled=key.engine == "compile")
     method, kind = key.method.split(", ")
@@ -262,7 +262,7 @@ def _memory(run: Contender, device: torch.device) -> tuple[float, float]:
     beyond = peak_mb(lambda: run.advance(1), device)
     if device.type == "cuda":
         return beyond, torch.cuda.max_memory_allocated(device) / 1e6
-    return beyond, beyond + sum(t.numel() * t.element_size() for t in run.held()) / 1e6
+    return beyond, beyond + sum(t.numel() * t.element_size() for t in run.state_tensors()) / 1e6
 
 
 def _give_back(device: torch.device) -> None:

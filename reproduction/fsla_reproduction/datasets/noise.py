@@ -50,10 +50,10 @@ def long_tail(labels: Tensor, classes: int, ratio: float, generator: torch.Gener
     if not ratio >= 1:
         raise ValueError(f"The ratio of the largest to the smallest class must be at least 1. Got {ratio} instead.")
     counts = torch.bincount(labels, minlength=classes)
-    kept = []
+    selected = []
     for c in range(classes):
-        own = torch.nonzero(labels == c)[:, 0]
-        keep = max(1, round(float(counts.min()) * ratio ** (-c / max(1, classes - 1)))) if len(own) else 0
-        kept.append(own[torch.randperm(len(own), generator=generator)[:keep]])
-    order = torch.cat(kept)
+        members = torch.nonzero(labels == c)[:, 0]
+        keep = max(1, round(float(counts.min()) * ratio ** (-c / max(1, classes - 1)))) if len(members) else 0
+        selected.append(members[torch.randperm(len(members), generator=generator)[:keep]])
+    order = torch.cat(selected)
     return order[torch.randperm(len(order), generator=generator)]

@@ -187,8 +187,8 @@ def _paths(name: str, folder: Path) -> tuple[list[Path], str]:
     origin = "own files"
     if name == "qmnist":
         for i, file in ((0, SOURCES[name].train_images), (2, SOURCES[name].test_images)):
-            if not paths[i].exists() and _stand_in(folder, file).exists():
-                paths[i] = _stand_in(folder, file)
+            if not paths[i].exists() and _substitute(folder, file).exists():
+                paths[i] = _substitute(folder, file)
                 origin = "QMNIST labels, MNIST images"
     missing = [p for p in paths if not p.exists()]
     if missing:
@@ -196,7 +196,7 @@ def _paths(name: str, folder: Path) -> tuple[list[Path], str]:
     return paths, origin
 
 
-def _stand_in(folder: Path, file: File) -> Path:
+def _substitute(folder: Path, file: File) -> Path:
     """MNIST's images in the place of QMNIST's."""
     mnist = SOURCES["mnist"]
     return folder / "mnist" / (mnist.train_images if "train" in file.name else mnist.test_images).name
@@ -260,7 +260,7 @@ def check(name: str, folder: Path) -> list[Check]:
     if name == "digits":
         return [Check(Path("scikit-learn"), True, "part of the package")]
     source = SOURCES[name]
-    found = []
+    results = []
     for part, image_file, label_file in (
         ("training", source.train_images, source.train_labels),
         ("test", source.test_images, source.test_labels),
@@ -269,8 +269,8 @@ def check(name: str, folder: Path) -> list[Check]:
         labels, number_of_labels = _check_file(name, folder, label_file, _labels)
         if images.good and labels.good and not _agree(name, part, number, number_of_labels):
             labels = labels._replace(good=False, text=f"{labels.text}; but there are {number} {part} images")
-        found += [images, labels]
-    return found
+        results += [images, labels]
+    return results
 
 
 def _check_file(name: str, folder: Path, file: File, read: Callable[[Path], npt.NDArray[Any]]) -> tuple[Check, int]:
@@ -278,7 +278,7 @@ def _check_file(name: str, folder: Path, file: File, read: Callable[[Path], npt.
     path = folder / name / file.name
     stands_in = ""
     if not path.exists() and name == "qmnist" and read is _images:
-        path = _stand_in(folder, file)
+        path = _substitute(folder, file)
         stands_in = "MNIST's, which stand in; "
     if not path.exists():
         return Check(path, False, f"missing; `fsla data fetch {name}` downloads it"), 0

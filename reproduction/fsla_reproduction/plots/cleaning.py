@@ -18,7 +18,7 @@ from fsla_reproduction.cleaning import BINS, RunSpec
 from fsla_reproduction.datasets import TaskSpec
 from fsla_reproduction.figures import Panel, Panels
 from fsla_reproduction.methods import Fsla, NoCleaning, Oracle
-from fsla_reproduction.plots.style import Look, figure, log_axis, look, plain_number, setting
+from fsla_reproduction.plots.style import CurveStyle, curve_style, figure, log_axis, plain_number, setting
 from fsla_reproduction.results import Results, Runs, oracle_calls
 
 _STEPS = "hyper-iteration"
@@ -91,7 +91,7 @@ def _overview(panel: Panel, results: Results) -> list[View]:
     storm = ("FSLA", "CG_1_1", "CG_1_10")
     plain = ("FSLA, no momentum", "CG_1_10, no momentum")
     lowest = f"lowest: {_lowest(runs, storm)} with STORM, {_lowest(runs, plain)} without momentum"
-    ranking = {label: own.final("weight_auroc") for label, own in runs.items()}
+    ranking = {label: group.final("weight_auroc") for label, group in runs.items()}
     best = max(ranking, key=lambda label: ranking[label])
     ended = {label: runs[label].loss_when_ended(runs["FSLA"]) for label in storm}
     first = min(ended, key=lambda label: ended[label])
@@ -108,8 +108,8 @@ def _lowest(runs: dict[str, Runs], labels: Iterable[str]) -> str:
 
 def _learning(panel: Panel) -> Panel:
     """The panel without the two runs that learn no weights."""
-    kept = {label: spec for label, spec in panel.runs.items() if not isinstance(spec.method, NoCleaning | Oracle)}
-    return Panel(panel.title, kept)
+    selected = {label: spec for label, spec in panel.runs.items() if not isinstance(spec.method, NoCleaning | Oracle)}
+    return Panel(panel.title, selected)
 
 
 def _grid(path: Path, title: str, rows: list[list[View]], results: Results) -> None:
@@ -176,19 +176,19 @@ def _amount(task: TaskSpec) -> str:
 
 def _draw_view(ax: Axes, view: View, results: Results, title: str) -> None:
     """Mean and range over seeds; a run that was stopped ends in a marker."""
-    looks = _looks(view.panel, results.panels)
+    styles = _styles(view.panel, results.panels)
     for label, runs in results.by_label(view.panel).items():
         points = _points(runs, view)
-        own = looks[label]
+        style = styles[label]
         name = label if runs.status == "finished" else f"{label} ({runs.status.replace('budget at', 'to')})"
         xs = [point.x for point in points]
-        ax.plot(xs, [point.mean for point in points], color=own.colour, ls=own.dash, lw=own.width, label=name)
+        ax.plot(xs, [point.mean for point in points], color=style.colour, ls=style.dash, lw=style.width, label=name)
         if results.seeds > 1:
             low = [point.low for point in points]
             high = [point.high for point in points]
-            ax.fill_between(xs, low, high, color=own.colour, alpha=0.13, linewidth=0)
+            ax.fill_between(xs, low, high, color=style.colour, alpha=0.13, linewidth=0)
         if runs.status != "finished" and points:
-            ax.plot(xs[-1], points[-1].mean, "x", color=own.colour, markersize=9, markeredgewidth=2)
+            ax.plot(xs[-1], points[-1].mean, "x", color=style.colour, markersize=9, markeredgewidth=2)
     ax.set_xlabel(view.x)
     ax.set_ylabel(_NAMES[view.y])
     ax.set_title(title)
@@ -196,7 +196,7 @@ def _draw_view(ax: Axes, view: View, results: Results, title: str) -> None:
         log_axis(ax)
 
 
-def _looks(panel: Panel, panels: Panels) -> dict[str, Look]:
+def _styles(panel: Panel, panels: Panels) -> dict[str, CurveStyle]:
     """The look of each run. FSLA with a setting other than usual has a colour of its own, from light to dark."""
     base = panels.base
     unusual = [
@@ -204,10 +204,10 @@ def _looks(panel: Panel, panels: Panels) -> dict[str, Look]:
         for label, spec in panel.runs.items()
         if spec.method == Fsla() and replace(spec, task=base.task, steps=base.steps, every=base.every) != base
     ]
-    looks = {}
+    styles = {}
     for label, spec in panel.runs.items():
-        looks[label] = setting(unusual.index(label), len(unusual)) if label in unusual else look(spec.method)
-    return looks
+        styles[label] = setting(unusual.index(label), len(unusual)) if label in unusual else curve_style(spec.method)
+    return styles
 
 
 @dataclass(frozen=True)
@@ -246,9 +246,9 @@ def _weights(path: Path, spec: RunSpec, results: Results) -> None:
         axes = fig.subplots(1, 2, sharey=True)
         for ax, kind, title in zip(axes, ("clean", "corrupted"), ("right labels", "wrong labels"), strict=True):
             counts = [record[f"histogram_{kind}"] for record in run]
-            share = [[row[b] / max(1, sum(row)) for row in counts] for b in range(BINS)]
+            fractions = [[row[b] / max(1, sum(row)) for row in counts] for b in range(BINS)]
             rungs = [b / BINS for b in range(BINS + 1)]
-            mesh = ax.pcolormesh(edges, rungs, share, norm=LogNorm(1e-3, 1), cmap="viridis", rasterized=True)
+            mesh = ax.pcolormesh(edges, rungs, fractions, norm=LogNorm(1e-3, 1), cmap="viridis", rasterized=True)
             outlined = [Stroke(linewidth=4.5, foreground="black"), Normal()]
             means = [record[f"weight_{kind}"] for record in run]
             ax.plot(steps, means, color="white", lw=2.5, path_effects=outlined, label="mean")

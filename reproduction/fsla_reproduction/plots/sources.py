@@ -44,8 +44,8 @@ def _weights(ax: Axes, records: list[Record]) -> None:
 
 def _losses(ax: Axes, records: list[Record]) -> None:
     for run, (label, colour) in _LOSS.items():
-        own = [r for r in records if r["run"] == run]
-        ax.plot([r["step"] for r in own], [r["held_out_loss"] for r in own], color=colour, label=label)
+        run_records = [r for r in records if r["run"] == run]
+        ax.plot([r["step"] for r in run_records], [r["held_out_loss"] for r in run_records], color=colour, label=label)
     ax.set_xlabel("step")
     ax.set_ylabel("cross entropy of a token")
     ax.set_title("Loss on fresh text of grammar A", fontsize=11)

@@ -60,7 +60,7 @@ _STYLE: Any = {
 
 
 @dataclass(frozen=True)
-class Look:
+class CurveStyle:
     """How a curve is drawn."""
 
     colour: str
@@ -68,41 +68,41 @@ class Look:
     width: float = 2.0
 
 
-def look(method: Method) -> Look:
+def curve_style(method: Method) -> CurveStyle:
     """The look of a method, the same in every figure."""
     match method:
         case Fsla(curvature="gauss-newton"):
             storm = (
                 method.momentum == "storm"
             )  # dots in turn: where the Hessian is its own Gauss-Newton matrix, both show
-            return Look("#E69F00" if storm else "#000000", (0 if storm else 3, (1, 5)), 2.8)
+            return CurveStyle("#E69F00" if storm else "#000000", (0 if storm else 3, (1, 5)), 2.8)
         case Fsla(momentum="storm"):
-            return Look(FSLA, width=2.8)
+            return CurveStyle(FSLA, width=2.8)
         case Fsla(momentum="none"):
-            return Look("#4FA8DC", "-.")
+            return CurveStyle("#4FA8DC", "-.")
         case Fsla():
-            return Look("#00304F", "--")
+            return CurveStyle("#00304F", "--")
         case Bp():
-            return Look(_shade("BP", method.T, _DARKEST_BP), _dash(method.momentum))
+            return CurveStyle(_shade("BP", method.T, _DARKEST_BP), _dash(method.momentum))
         case Ns(T=1):
-            return Look(_shade("NS", method.K, _DARKEST_K), _dash(method.momentum))
+            return CurveStyle(_shade("NS", method.K, _DARKEST_K), _dash(method.momentum))
         case Cg(T=1):
-            return Look(_shade("CG", method.K, _DARKEST_K), _dash(method.momentum))
+            return CurveStyle(_shade("CG", method.K, _DARKEST_K), _dash(method.momentum))
         case Ns():
-            return Look(_shade("NS", method.T, _DARKEST_T), "--")
+            return CurveStyle(_shade("NS", method.T, _DARKEST_T), "--")
         case Cg():
-            return Look(_shade("CG", method.T, _DARKEST_T), "--")
+            return CurveStyle(_shade("CG", method.T, _DARKEST_T), "--")
         case NoCleaning():
-            return Look(GREY, ":")
+            return CurveStyle(GREY, ":")
         case Oracle():
-            return Look(GREY, "--")
+            return CurveStyle(GREY, "--")
         case _:
             assert_never(method)
 
 
-def setting(place: int, number: int) -> Look:
+def setting(place: int, number: int) -> CurveStyle:
     """The look of FSLA with one setting other than usual: the place-th of so many, from light to dark."""
-    return Look(to_hex(_SETTINGS(place / max(1, number - 1))))
+    return CurveStyle(to_hex(_SETTINGS(place / max(1, number - 1))))
 
 
 def _shade(family: str, steps: int, darkest: int) -> str:

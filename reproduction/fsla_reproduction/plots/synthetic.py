@@ -11,15 +11,15 @@ from typing import Any
 
 from matplotlib.axes import Axes
 
-from fsla_reproduction.plots.style import BP, CG, FSLA, NS, Look, figure, log_axis, setting
+from fsla_reproduction.plots.style import BP, CG, FSLA, NS, CurveStyle, figure, log_axis, setting
 from fsla_reproduction.synthetic_summary import steady
 
 Record = dict[str, Any]
-_LOOKS = {
-    "NS": Look(NS),
-    "BP": Look(BP, (0, (2, 3))),
-    "CG": Look(CG),
-    "FSLA": Look(FSLA, width=2.8),
+_STYLES = {
+    "NS": CurveStyle(NS),
+    "BP": CurveStyle(BP, (0, (2, 3))),
+    "CG": CurveStyle(CG),
+    "FSLA": CurveStyle(FSLA, width=2.8),
 }
 _ERROR = "relative squared error\n" + r"$\|\nabla f_K-\nabla f\|^2\;/\;\|\nabla f\|^2$"
 _FLOOR = 1e-24
@@ -42,7 +42,7 @@ def draw(folder: Path, records: list[Record]) -> list[Path]:
 def _estimators(path: Path, rows: list[Record], seeds: str) -> None:
     with figure(path, size=(7.2, 5.0)) as fig:
         ax = fig.add_subplot()
-        for method in _LOOKS:
+        for method in _STYLES:
             _curve(ax, [r for r in rows if r["method"] == method], "K", method)
         ax.set_xlim(0, None)
         _finish(ax, "K (inner steps and hypergradient steps)", "")
@@ -77,22 +77,22 @@ def _prices(path: Path, rows: list[Record], key: str, unit: str, seeds: str) -> 
     with figure(path, columns=2, size=(5.6, 4.8)) as fig:
         axes = fig.subplots(1, 2, sharey=True)
         for ax, (price, title) in zip(axes, _PRICES.items(), strict=True):
-            for method in _LOOKS:
+            for method in _STYLES:
                 _curve(ax, [r for r in rows if r["method"] == method], f"{key}_{price}", method)
             _finish(ax, unit, f"{unit} for {title}")
             log_axis(ax)
         axes[0].set_ylabel(_ERROR)
         fig.suptitle(f"Error of the hypergradient against {unit}\n{_about(seeds)}", fontsize=13)
-        fig.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=len(_LOOKS))
+        fig.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=len(_STYLES))
 
 
 def _curve(ax: Axes, rows: list[Record], x: str, method: str) -> None:
-    own = _LOOKS[method]
+    style = _STYLES[method]
     band = _band(rows, x)
     over = 3 if method == "BP" else 2  # BP and NS coincide: both are seen
-    ax.plot(band.x, band.middle, color=own.colour, ls=own.dash, lw=own.width, label=method, zorder=over)
+    ax.plot(band.x, band.middle, color=style.colour, ls=style.dash, lw=style.width, label=method, zorder=over)
     if method != "BP":
-        ax.fill_between(band.x, band.low, band.high, color=own.colour, alpha=0.12, linewidth=0)
+        ax.fill_between(band.x, band.low, band.high, color=style.colour, alpha=0.12, linewidth=0)
 
 
 @dataclass(frozen=True)

@@ -109,8 +109,8 @@ class _QuadraticView(View):
 
     @property
     def value(self) -> Tensor:
-        own = self.omega @ (self.A @ self.omega / 2 - self.a)
-        return own + self.lam @ (self.B @ self.omega + self.C @ self.lam / 2 - self.c)
+        inner = self.omega @ (self.A @ self.omega / 2 - self.a)
+        return inner + self.lam @ (self.B @ self.omega + self.C @ self.lam / 2 - self.c)
 
     def gradients(self, *, omega: bool = True, lam: bool = True) -> tuple[Tree, Leaves]:
         by_omega = {"omega": self.A @ self.omega + self.B.T @ self.lam - self.a} if omega else {}

@@ -178,7 +178,7 @@ class Algorithm(ABC, Generic[S]):
         lam, omega = updates.outer.init(at.lam), updates.inner.init(at.omega)
         at = Point(lam.value, omega.value)
         measured = self.step_sizes.init(omega.value)
-        products = self.step_sizes.products_due(0)
+        products = self.step_sizes.products_due(0, measured)
         if products:
             view = self._asked(problem).inner_at(at, batches.inner_grad[0]).linearized()
             measured = self.step_sizes.measure(view, products, measured)
@@ -207,18 +207,18 @@ class Algorithm(ABC, Generic[S]):
         block = state.step_count // self.outer_every
         if not (self.at_one_point and block and self.due(state.step_count)):
             return state
-        return self._measured(problem, state, batches, self.step_sizes.products_due(block))
+        return self._measured(problem, state, batches, self.step_sizes.products_due(block, state.measured))
 
     def measure(self, problem: Oracles, state: S, batches: StepBatches) -> S:
         """Return the state with what the step sizes measure after the moves of a step, on its batches."""
         if self.at_one_point:
             return state
-        return self._measured(problem, state, batches, self.products_due(state.step_count - 1))
+        return self._measured(problem, state, batches, self.products_due(state.step_count - 1, state))
 
-    def products_due(self, k: int) -> int:
+    def products_due(self, k: int, state: S) -> int:
         """Return how many products are measured after step k; where all is asked at one point, before the next one
         that moves λ."""
-        return self.step_sizes.products_due(k // self.outer_every + 1) if self.due(k) else 0
+        return self.step_sizes.products_due(k // self.outer_every + 1, state.measured) if self.due(k) else 0
 
     def _measured(self, problem: Oracles, state: S, batches: StepBatches, products: int) -> S:
         """The state after so many products at its point."""

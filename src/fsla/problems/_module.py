@@ -13,7 +13,7 @@ the pass that moves the buffers, so that it is the stream of plain training.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from itertools import chain
 from typing import Any
@@ -22,7 +22,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from fsla._tree import Tree, copy_, is_sharded, own
+from fsla._tree import Shifted, Tree, copy_, is_sharded, own
 from fsla.distributed import raise_on_first
 from fsla.distributed._reducer import GraphLeaves, Part, Reducer
 from fsla.problems import _passes as passes
@@ -117,7 +117,7 @@ class ModuleProblem(LossProblem):
         every = [*self.omega.values(), *self.lam.values()]
         frozen = [p for wanted, x in ((omega, self.omega), (lam, self.lam)) if not wanted for p in x.values()]
         before = [p.grad for p in every]
-        with parameters_at([(self.omega, at.omega), (self.lam, at.lam)]), _without_gradient(frozen):
+        with parameters_at(self.omega, at.omega), parameters_at(self.lam, at.lam), _without_gradient(frozen):
             for p in every:
                 p.grad = None
             try:
@@ -139,8 +139,10 @@ class ModuleProblem(LossProblem):
         stream = nullcontext() if seeded else self._stream(batch, part.number, device, advance=update_buffers)
         moved = False
         try:
-            with stream, passes.forward_context(part.seed, self.autocast_dtype, device):
-                yield self._evaluate(level, model, part.data)
+            with stream, passes.forward_context(part.seed, None, device):
+                with passes.casting(self.autocast_dtype, device):  # and not what goes backward, as in plain training
+                    value = self._evaluate(level, model, part.data)
+                yield value
             moved = update_buffers
         finally:
             if not moved:
@@ -247,20 +249,26 @@ def _call_closure(model: Any, outer: Any, closure: Any) -> Tensor:
 
 
 @contextmanager
-def parameters_at(pairs: Iterable[tuple[Mapping[str, nn.Parameter], Tree]]) -> Iterator[None]:
+def parameters_at(parameters: Mapping[str, nn.Parameter], x: Tree) -> Iterator[None]:
     """Set parameters to other values for a while; restore them exactly. Those that are there already are left.
 
     Writes through `.data`, so that the version of a parameter counts the moves of its optimiser alone.
     """
-    moves = [(p, x[name]) for parameters, x in pairs for name, p in parameters.items() if not _same_storage(p, x[name])]
-    if not moves:
+    moves_here = isinstance(x, Shifted) and all(
+        _same_storage(p, x.y[name]) and not is_sharded(p) for name, p in parameters.items()
+    )
+    moved = [name for name, p in parameters.items() if moves_here or not _same_storage(p, x[name])]
+    if not moved:
         yield
         return
-    targets = [p.data for p, _ in moves]
+    targets = [parameters[name].data for name in moved]
     before = [torch.empty_like(t) for t in targets]
     copy_(before, targets)
     try:
-        copy_(targets, [value for _, value in moves])
+        if isinstance(x, Shifted) and moves_here:  # without a copy of the point
+            torch._foreach_add_(targets, torch._foreach_mul([x.x[name] for name in moved], x.a))
+        else:
+            copy_(targets, [x[name] for name in moved])
         yield
     finally:
         copy_(targets, before)

@@ -19,7 +19,7 @@ import torch
 import torch.autograd.forward_ad as forward
 from torch import Tensor
 
-from fsla._tree import Tree, aligned
+from fsla._tree import Tree, aligned, lasting
 from fsla.distributed._reducer import Part
 
 T = TypeVar("T")
@@ -62,9 +62,13 @@ def forward_context(
 @contextmanager
 def _seeded_or_cast(seed: int | None, autocast_dtype: torch.dtype | None, device: torch.device) -> Iterator[None]:
     drawing = nullcontext() if seed is None else _fixed_random_state(seed, device)
-    casting = nullcontext() if autocast_dtype is None else torch.autocast(device.type, autocast_dtype)
-    with torch.enable_grad(), drawing, casting:
+    with torch.enable_grad(), drawing, casting(autocast_dtype, device):
         yield
+
+
+def casting(autocast_dtype: torch.dtype | None, device: torch.device) -> AbstractContextManager[object]:
+    """Return autocast to a dtype, where there is one."""
+    return nullcontext() if autocast_dtype is None else torch.autocast(device.type, autocast_dtype)
 
 
 def run(
@@ -105,7 +109,7 @@ def scalar(value: object, name: str) -> Tensor:
 
 def rounding_unit(x: Tree, autocast_dtype: torch.dtype | None) -> float:
     """The rounding unit of passes at x."""
-    first = next(iter(x.values()))
+    first = next(iter(lasting(x).values()))
     tf32 = torch.backends.cudnn.allow_tf32 or torch.get_float32_matmul_precision() != "highest"
     if autocast_dtype is not None:
         return torch.finfo(autocast_dtype).eps
@@ -115,7 +119,7 @@ def rounding_unit(x: Tree, autocast_dtype: torch.dtype | None) -> float:
 
 
 def device_of(x: Tree) -> torch.device:
-    return next(iter(x.values())).device
+    return next(iter(lasting(x).values())).device
 
 
 def leaves(x: Tree) -> Tree:
@@ -207,5 +211,5 @@ def check_reached(found: Iterable[Tensor | None]) -> None:
 
 def filled(grads: Gradients, like: Tree) -> Tree:
     """A tree from gradients; a tensor that the loss does not reach has the gradient zero."""
-    pairs = zip(like.items(), grads, strict=True)
+    pairs = zip(lasting(like).items(), grads, strict=True)
     return {name: torch.zeros_like(t) if g is None else g for (name, t), g in pairs}

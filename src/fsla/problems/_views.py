@@ -19,7 +19,7 @@ from torch import Tensor
 
 from fsla import _tree as tree
 from fsla._state_tree import saved
-from fsla._tree import Leaves, Scalar, Tree, axpy, norm, scale, sub
+from fsla._tree import Leaves, Scalar, Shifted, Tree, axpy, lasting, norm, scale, sub
 from fsla.problems._batches import Batch
 
 
@@ -59,7 +59,7 @@ class Unmoved:
     """
 
     def __init__(self, at: Point) -> None:
-        self._tensors = (*at.omega.values(), *at.lam.values())
+        self._tensors = (*lasting(at.omega).values(), *at.lam.values())
         self._versions = [t._version for t in self._tensors]
 
     def check(self) -> None:
@@ -304,8 +304,8 @@ class DifferenceView(View):
         epsilon = self.rel_step * norm(x).clamp(min=1.0) / torch.where(moves, length, 1)
         return torch.where(moves, epsilon, 0), torch.where(moves, 0.5 / epsilon, 0)
 
-    def _moved(self, epsilon: Scalar, v: Tree) -> View:
-        return self._view(Point(self._at.lam, axpy(epsilon, v, self._at.omega)))
+    def _moved(self, epsilon: Tensor, v: Tree) -> View:
+        return self._view(Point(self._at.lam, Shifted(epsilon, v, self._at.omega)))
 
     def _view(self, at: Point) -> View:
         """The view at a point; the first one moves buffers where this view is to."""

@@ -17,7 +17,7 @@ from typing import Self, TypeVar
 from torch import Tensor
 
 from fsla._checks import positive
-from fsla._tree import Leaves, Scalar, Tree, axpy
+from fsla._tree import Leaves, Scalar, Tree, axpy, scale_each
 from fsla.problems._batches import Batch
 from fsla.problems._views import DifferenceView, FiniteDifferenceCheck, Oracles, Point, View, compare_steps
 
@@ -171,7 +171,7 @@ class _DampedView(ForwardingView):
     def products(self, v: Tree, *, omega: bool = True, lam: bool = True) -> tuple[Tree, Leaves]:
         hv, jv = self._view.products(v, omega=omega, lam=lam)
         if isinstance(self._damping, Mapping):
-            return {name: h + self._damping.get(name, 0.0) * v[name] for name, h in hv.items()}, jv
+            return axpy(1.0, scale_each(self._damping, v), hv) if omega else hv, jv
         return axpy(self._damping, v, hv) if omega else hv, jv
 
 
@@ -207,7 +207,7 @@ class _RidgeView(_DampedView):
 
     def gradients(self, *, omega: bool = True, lam: bool = True) -> tuple[Tree, Leaves]:
         by_omega, by_lam = self._view.gradients(omega=omega, lam=lam)
-        return {name: g + self._ridge.get(name, 0.0) * self._omega[name] for name, g in by_omega.items()}, by_lam
+        return axpy(1.0, scale_each(self._ridge, self._omega), by_omega) if omega else by_omega, by_lam
 
 
 class GaussNewtonProblem(ForwardingProblem):

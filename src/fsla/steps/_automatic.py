@@ -11,7 +11,7 @@ All that is measured is one value, `Measured`, which is part of the algorithm's 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -25,8 +25,11 @@ from fsla.steps._updates import ScaleFree, Update
 
 FIRST = 20
 """Products of the first estimate of L."""
-EVERY = 10
-"""Steps between two later products; half as many before step FIRST."""
+OFTEN = 5
+RARELY = 40
+"""Steps between two later products: OFTEN at first, twice as many after each one that agrees with L, RARELY at most."""
+AGREES = 0.05
+"""By how much of itself L may change at a product that agrees with it."""
 DECAY = 0.9
 """Share of the old L that stays where a new estimate is smaller."""
 COORDINATES = 1_000_000
@@ -46,6 +49,10 @@ class Measured:
     """Unit vector of the power iteration."""
     generator: Tensor
     """State of the random generator that perturbs it."""
+    next_look: int = field(repr=False)
+    """The step before which L is measured again."""
+    interval: int = field(repr=False)
+    """Steps between the last two measurements."""
     damping: Tensor
     """γ: 1.5 times the most negative curvature seen along v, forgotten by 1 % a step."""
     count: Tensor
@@ -119,6 +126,8 @@ class Automatic(StepSizes[Measured]):
             along_v=zero,
             probe={},
             generator=torch.Generator(device).manual_seed(0).get_state(),
+            next_look=0,
+            interval=0,
             damping=zero,
             count=zero,
             residual=some,
@@ -151,8 +160,8 @@ class Automatic(StepSizes[Measured]):
 
     def residual(self, v: Tree, hv: Tree, b: Tree, state: Measured) -> tuple[Tree, Measured]:
         if self.adjoint:
-            length = dot(v, v)
-            along = torch.where(length > 0, dot(v, hv) / length, 0)
+            length = norm(v)
+            along = torch.where(length > 0, dot(v, hv) / length**2, 0)
             damping = torch.maximum(0.99 * state.damping, -1.5 * along)
             hv = axpy(damping, v, hv)
             state = evolve(state, damping=damping)
@@ -160,7 +169,6 @@ class Automatic(StepSizes[Measured]):
         if self.outer:
             state = self._observe(residual, b, state)
         if self.adjoint:
-            length = norm(v)
             along = torch.where(length > 0, norm(hv) / length, 0)
             residual = scale((state.curvature / along).clamp(max=1.0), residual)
             state = evolve(state, along_v=torch.maximum(along, state.along_v))
@@ -185,16 +193,17 @@ class Automatic(StepSizes[Measured]):
             target=where(full, zeros_like(target), target),
         )
 
-    def products_due(self, k: int) -> int:
-        if not self.measures:
+    def products_due(self, k: int, state: Measured) -> int:
+        if not self.measures or k < state.next_look:
             return 0
-        return FIRST if k == 0 else int(k % (EVERY if k > FIRST else EVERY // 2) == 0)
+        return FIRST if state.next_look == 0 else 1
 
     def measure(self, view: View, products: int, state: Measured) -> Measured:
         """Power iteration on H, perturbed a little to look around; what H does to v counts as well.
 
         A product that is not finite says nothing: a batch may be bad.
         """
+        before = float(state.curvature)
         for i in range(products):
             h = view.hvp(state.probe)
             size = torch.maximum(norm(h), state.along_v)
@@ -218,7 +227,9 @@ class Automatic(StepSizes[Measured]):
                 f"{curvature}. Give optimisers with step sizes of your own, or add a penalty on the parameters to the "
                 "inner loss."
             )
-        return state
+        agrees = products == 1 and abs(curvature - before) <= AGREES * before
+        interval = min(2 * state.interval, RARELY) if agrees else OFTEN
+        return evolve(state, next_look=state.next_look + interval, interval=interval)
 
 
 def _some(x: Tree) -> Tree:

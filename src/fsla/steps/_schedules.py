@@ -71,8 +71,8 @@ class StepSizes(ABC, Generic[P]):
         """Return the direction of v, H v - ∂_ω F, as the policy wants it, and what was learnt from it."""
         return sub(hv, b), state
 
-    def products_due(self, k: int) -> int:
-        """Return how many products the policy measures before step k: of k alone, so that a step can be captured."""
+    def products_due(self, k: int, state: P) -> int:
+        """Return how many products the policy measures before step k. Never asks the device."""
         return 0
 
     def measure(self, view: View, products: int, state: P) -> P:

@@ -595,7 +595,7 @@ class BilevelOptimizer(ProblemAtPoint):
 
     def _is_well(self, algorithm: Algorithm[Any], info: StepInfo, *, owned: bool) -> bool:
         """Go back where the run diverged; else keep its state now and then. True where it did not, as far as seen."""
-        measures = self.state is not None and algorithm.products_due(info.step) > 0
+        measures = self.state is not None and algorithm.products_due(info.step, self.state) > 0
         lost = not owned and self._guard.is_lost(info)  # At once: the next gradient of the model would be lost too.
         if not lost and not self._guard.is_due(info.step, measures=measures):
             return True

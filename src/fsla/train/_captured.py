@@ -129,6 +129,7 @@ class CudaGraph:
         self._drawn: list[StepBatches] = []
         """Batches that were drawn to see whether they repeat, and did not."""
         self._replay: Callable[[], None] | None = None
+        self._held: State
         self._agreed = 0
         """How many replays agreed with the step itself."""
         self._unseen = 0
@@ -177,7 +178,7 @@ class CudaGraph:
         for k in range(begin, begin + n):
             compare = due or self._agreed < FIRST or self._unseen >= OFTEN - 1
             due = False
-            measures = algorithm.step_sizes.products_due(k if ahead else k + 1) > 0
+            measures = algorithm.step_sizes.products_due(k if ahead else k + 1, self._held.measured) > 0
             random = self._generator.get_state()
             wrong = None
             try:
@@ -228,7 +229,10 @@ class CudaGraph:
     def _measure(self, measure: Callable[[CountedProblem, State, StepBatches], State], k: int, random: Tensor) -> None:
         """Have the step sizes measure in the held state, after k steps, on the batches of a step."""
         measured = measure(self._problem, replace(self._held, step_count=k), self._batches(random)).measured
-        _write(tensors_of(self._held.measured), tensors_of(measured))
+        places = tensors_of(self._held.measured)
+        _write(places, tensors_of(measured))
+        left = iter(places)
+        self._held = replace(self._held, measured=map_tensors(lambda t: next(left), measured))
 
     def _batches(self, random: Tensor) -> StepBatches:
         """Return what was drawn from a state of the generator, and leave the generator as it is."""

@@ -16,27 +16,27 @@ from support import F64, network, normal, ridge_logistic
 
 @given(st.integers(1, 6), st.integers(1, 6), st.integers(0, 10**6))
 @settings(max_examples=30, deadline=None)
-def test_all_oracles_meet_the_closed_form(p, n, seed):
+def test_oracles_match_closed_form(p, n, seed):
     q = Quadratic.random(p, n, seed=seed)
     at = q.point(normal(p, seed=1), normal(n, seed=2))
     v, u = {"omega": normal(n, seed=3)}, {"lam": normal(p, seed=4)}
-    for found, exact in ((q.losses().inner_at(at, Batch(None)), q.inner_at(at)),):
-        assert torch.allclose(found.value, exact.value)
-        assert torch.allclose(found.grad_omega["omega"], exact.grad_omega["omega"])
-        assert torch.allclose(found.hvp(v)["omega"], exact.hvp(v)["omega"])
-        assert torch.allclose(found.mixed_hvp(v)["lam"], exact.mixed_hvp(v)["lam"])
-        assert torch.allclose(found.mixed_hvp_transpose(u)["omega"], exact.mixed_hvp_transpose(u)["omega"])
-        h, j = found.products(v)
+    for actual, exact in ((q.losses().inner_at(at, Batch(None)), q.inner_at(at)),):
+        assert torch.allclose(actual.value, exact.value)
+        assert torch.allclose(actual.grad_omega["omega"], exact.grad_omega["omega"])
+        assert torch.allclose(actual.hvp(v)["omega"], exact.hvp(v)["omega"])
+        assert torch.allclose(actual.mixed_hvp(v)["lam"], exact.mixed_hvp(v)["lam"])
+        assert torch.allclose(actual.mixed_hvp_transpose(u)["omega"], exact.mixed_hvp_transpose(u)["omega"])
+        h, j = actual.products(v)
         assert torch.allclose(h["omega"], exact.hvp(v)["omega"])
         assert torch.allclose(j["lam"], exact.mixed_hvp(v)["lam"])
-    found, exact = q.losses().outer_at(at, Batch(None)), q.outer_at(at)
-    assert torch.allclose(found.value, exact.value)
-    assert torch.allclose(found.grad_lam["lam"], exact.grad_lam["lam"])
-    assert torch.allclose(found.grad_omega["omega"], exact.grad_omega["omega"])
+    actual, exact = q.losses().outer_at(at, Batch(None)), q.outer_at(at)
+    assert torch.allclose(actual.value, exact.value)
+    assert torch.allclose(actual.grad_lam["lam"], exact.grad_lam["lam"])
+    assert torch.allclose(actual.grad_omega["omega"], exact.grad_omega["omega"])
 
 
 @pytest.mark.parametrize("make", [ridge_logistic, network])
-def test_products_on_many_tensors_meet_dense_derivatives(make):
+def test_products_on_many_tensors_match_dense_derivatives(make):
     problem, at, train, _ = make()
 
     def flat_loss(lam, omega):
@@ -51,7 +51,7 @@ def test_products_on_many_tensors_meet_dense_derivatives(make):
     assert torch.allclose(tree.flatten(G.mixed_hvp_transpose(u)), J.T @ tree.flatten(u), atol=1e-12)
 
 
-def test_least_squares_problems_equal_their_closed_forms():
+def test_least_squares_problem_matches_closed_form():
     for data, at in (
         (s := Synthetic.draw(3, rows=50), s.at),
         (LeastSquares.draw(1, rows=40), Point({"lam": normal(4)}, {"omega": normal(5)})),
@@ -78,7 +78,7 @@ class Calls:
         return self.loss(lam, omega, batch)
 
 
-def test_each_oracle_is_computed_only_when_asked_and_from_one_graph():
+def test_oracles_are_lazy_and_share_one_graph():
     inner = Calls(lambda lam, omega, batch: (lam["a"] * omega["w"].square()).sum())
     outer = Calls(lambda lam, omega, batch: omega["w"].square().sum())
     problem, at = Problem(inner, outer), Point({"a": torch.ones(2)}, {"w": torch.ones(2)})
@@ -93,7 +93,7 @@ def test_each_oracle_is_computed_only_when_asked_and_from_one_graph():
         assert (inner.count, outer.count) == (1, 1)
 
 
-def test_a_view_that_is_not_linearised_makes_its_graph_anew():
+def test_view_without_linearize_rebuilds_graph():
     inner = Calls(lambda lam, omega, batch: (lam["a"] * omega["w"].square()).sum())
     problem = Problem(inner, GOOD_F)
     at, v = Point({"a": torch.ones(2)}, {"w": torch.ones(2)}), {"w": torch.ones(2)}
@@ -106,7 +106,7 @@ def test_a_view_that_is_not_linearised_makes_its_graph_anew():
     assert inner.count == 2
 
 
-def test_a_problem_is_the_same_after_a_run():
+def test_problem_after_run_is_unchanged():
     problem, at, train, valid = network()
     problem.settle(at, Batch(train))
     before = dict(vars(problem))
@@ -118,14 +118,14 @@ def test_a_problem_is_the_same_after_a_run():
     assert vars(problem) == before
 
 
-def test_a_derivative_by_lam_that_only_some_batches_have_is_never_taken_for_zero():
+def test_lam_gradient_of_some_batches_only_is_not_zero():
     outer = lambda lam, omega, batch: (omega["w"] * (lam["a"] if batch else 1)).square().sum()  # noqa: E731
     problem = Problem(GOOD_G, outer)
     assert torch.equal(problem.outer_at(AT, Batch(False)).grad_lam["a"], torch.zeros(2))
     assert torch.equal(problem.outer_at(AT, Batch(True)).grad_lam["a"], torch.full((2,), 2.0))
 
 
-def test_a_loss_that_rebinds_its_arguments_changes_nothing_else():
+def test_loss_rebinding_arguments_has_no_side_effect():
     def inner(lam, omega, batch):
         lam["a"] = 2 * lam["a"]
         omega["w"] = omega["w"] ** 2
@@ -144,7 +144,7 @@ def test_a_loss_that_rebinds_its_arguments_changes_nothing_else():
 
 
 @pytest.mark.parametrize("make", [ridge_logistic, network])
-def test_first_derivatives_of_g_come_alone_or_together(make):
+def test_inner_first_derivatives_separate_or_joint_agree(make):
     problem, at, train, _ = make()
     lam = {name: t.clone().requires_grad_() for name, t in at.lam.items()}
     value = problem.inner_loss(lam, at.omega, train)
@@ -160,11 +160,11 @@ def test_first_derivatives_of_g_come_alone_or_together(make):
 
 
 @pytest.mark.parametrize("hvp_method", ["forward_over_reverse", "reverse_over_reverse"])
-def test_products_are_right_in_any_order(hvp_method):
+def test_products_in_any_order_are_equal(hvp_method):
     """A graph is given up with the first product, and is there again for whatever follows."""
     v, u = {"w": normal(3, seed=1)}, {"a": normal(3, seed=2)}
     at = Point({"a": normal(3)}, {"w": normal(3, seed=3)})
-    asked = {
+    queries = {
         "grad_omega": lambda G: G.grad_omega["w"],
         "value": lambda G: G.value,
         "hvp": lambda G: G.hvp(v)["w"],
@@ -178,16 +178,16 @@ def test_products_are_right_in_any_order(hvp_method):
             lambda lam, omega, _: (lam["a"] * omega["w"] ** 3).sum(), lambda *a: a[1]["w"].sum(), hvp_method=hvp_method
         )
 
-    alone = {name: ask(problem().inner_at(at, Batch(None))) for name, ask in asked.items()}
-    assert torch.allclose(alone["hvp"], 6 * at.lam["a"] * at.omega["w"] * v["w"])
-    assert torch.allclose(alone["mixed_hvp"], 3 * at.omega["w"] ** 2 * v["w"])
-    for order in itertools.permutations(asked):
+    separate = {name: ask(problem().inner_at(at, Batch(None))) for name, ask in queries.items()}
+    assert torch.allclose(separate["hvp"], 6 * at.lam["a"] * at.omega["w"] * v["w"])
+    assert torch.allclose(separate["mixed_hvp"], 3 * at.omega["w"] ** 2 * v["w"])
+    for order in itertools.permutations(queries):
         G = problem().inner_at(at, Batch(None))
         for name in order:
-            assert torch.allclose(asked[name](G), alone[name]), (order, name)
+            assert torch.allclose(queries[name](G), separate[name]), (order, name)
 
 
-def test_a_refused_product_changes_nothing():
+def test_rejected_product_changes_nothing():
     problem = Problem(lambda lam, omega, _: (lam["a"] * omega["w"] ** 3).sum(), lambda *a: a[1]["w"].sum())
     G = problem.inner_at(Point({"a": torch.ones(2)}, {"w": torch.ones(2)}), Batch(None))
     with pytest.raises(ValueError, match="same keys"):
@@ -195,7 +195,7 @@ def test_a_refused_product_changes_nothing():
     assert torch.equal(G.hvp({"w": torch.ones(2)})["w"], torch.full((2,), 6.0))
 
 
-def test_the_graph_is_given_up_with_the_only_product():
+def test_graph_after_only_product_is_freed():
     saved = []
 
     class Square(torch.autograd.Function):
@@ -217,7 +217,7 @@ def test_the_graph_is_given_up_with_the_only_product():
     assert all(ref() is None for ref in saved)
 
 
-def test_an_outer_loss_without_lam_saves_its_derivative():
+def test_outer_loss_without_lam_skips_lam_gradient():
     outer = Calls(lambda lam, omega, batch: omega["w"].square().sum())
     at = Point({"a": torch.ones(2)}, {"w": torch.ones(2)})
     for outer_uses_lam, count in ((False, 0), (True, 5)):
@@ -227,7 +227,7 @@ def test_an_outer_loss_without_lam_saves_its_derivative():
         assert outer.count == count
 
 
-def test_losses_work_under_no_grad_and_leave_no_graph_behind():
+def test_losses_under_no_grad_leave_no_graph():
     problem, at, train, valid = ridge_logistic()
     with torch.no_grad():
         G, F = problem.inner_at(at, Batch(train)), problem.outer_at(at, Batch(valid))
@@ -243,7 +243,7 @@ def test_losses_work_under_no_grad_and_leave_no_graph_behind():
     assert not any(t.requires_grad for x in out for t in x.values())
 
 
-def test_a_tensor_that_a_loss_does_not_reach_has_the_gradient_zero():
+def test_gradient_of_unreached_tensor_is_zero():
     problem = Problem(
         lambda lam, omega, batch: (lam["a"] * omega["w"]).square().sum(), lambda lam, omega, batch: omega["w"].sum()
     )
@@ -277,10 +277,10 @@ GOOD_F = lambda lam, omega, batch: omega["w"].square().sum()  # noqa: E731
         (lambda lam, omega, b: omega["w"].square().sum() + lam["a"].sum(), GOOD_F, ValueError, "must depend on lam"),
     ],
 )
-@pytest.mark.parametrize("front", ["hypergradient", "init"])
-def test_losses_that_cannot_be_right_get_one_message(inner, outer, error, text, front):
+@pytest.mark.parametrize("entry_point", ["hypergradient", "init"])
+def test_invalid_loss_value_raises(inner, outer, error, text, entry_point):
     def use(problem):
-        if front == "hypergradient":
+        if entry_point == "hypergradient":
             return fsla.hypergradient(problem, AT, None, None, "cg", num_steps=1)
         algorithm, batches = (
             fsla.algorithms.fsla(fsla.steps.constant(0.1, 0.1, 0.1)),
@@ -292,12 +292,12 @@ def test_losses_that_cannot_be_right_get_one_message(inner, outer, error, text, 
         use(Problem(inner, outer))
 
 
-def test_losses_must_be_callable():
+def test_problem_with_uncallable_loss_raises():
     with pytest.raises(TypeError, match=r"outer_loss must be callable.*int"):
         Problem(GOOD_G, 3)
 
 
-def test_a_vector_of_the_wrong_form_is_refused():
+def test_product_with_malformed_vector_raises():
     G = Problem(GOOD_G, GOOD_F).inner_at(AT, Batch(None))
     for v, text in (
         ({"x": torch.ones(2)}, "same keys"),

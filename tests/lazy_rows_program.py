@@ -81,9 +81,9 @@ class Run:
     def __init__(self, algorithm, index_range, saved=None):
         problem, at = weighted(DataParallelReducer())
         self.inner, self.trusted = ShardedSampler(index_range, SIZE, seed=3), trusted_draws()
-        own = {name: t[index_range.start : index_range.stop] for name, t in at.lam.items()}
+        local = {name: t[index_range.start : index_range.stop] for name, t in at.lam.items()}
         first = draw(self.inner, self.trusted)
-        self.lazy = LazyRowOptimizer(algorithm, problem, Point(own, at.omega), first, index_range=index_range)
+        self.lazy = LazyRowOptimizer(algorithm, problem, Point(local, at.omega), first, index_range=index_range)
         if saved is not None:
             self.lazy.load_state_dict(saved.state)
             self.inner.load_state_dict(saved.extra)
@@ -103,7 +103,7 @@ def main(folder, steps):
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     index_range = IndexRange.for_this_rank(SAMPLES)
-    found = {}
+    gaps_by_name = {}
     for name, algorithm in ALGORITHMS.items():
         run = Run(algorithm, index_range)
         before = get_group().messages
@@ -120,11 +120,11 @@ def main(folder, steps):
         if index_range.rank == 0:
             expected = swept(algorithm, steps, index_range.world_size)
             gaps = [gap(lam, expected.lam.value), gap(run.lazy.state.omega.value, expected.omega.value)]
-            found[name] = {"gaps": gaps, "messages": messages}
+            gaps_by_name[name] = {"gaps": gaps, "messages": messages}
         else:
             assert lam is None
     if index_range.rank == 0:
-        (folder / "gaps").write_text(json.dumps(found))
+        (folder / "gaps").write_text(json.dumps(gaps_by_name))
     dist.destroy_process_group()
 
 

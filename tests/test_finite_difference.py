@@ -24,7 +24,7 @@ def gap(x, y):
 
 @given(st.integers(1, 5), st.integers(1, 6), st.integers(0, 10**6), st.floats(1e-3, 1e3))
 @settings(max_examples=25, deadline=None)
-def test_on_a_quadratic_only_rounding_is_left(p, n, seed, size):
+def test_finite_difference_on_quadratic_leaves_rounding_only(p, n, seed, size):
     """A quadratic has no truncation error, whatever the size of v."""
     q = Quadratic.random(p, n, seed=seed)
     at = q.point(normal(p, seed=1), normal(n, seed=2))
@@ -41,7 +41,7 @@ def test_on_a_quadratic_only_rounding_is_left(p, n, seed, size):
 
 
 @pytest.mark.parametrize("make", [ridge_logistic, network])
-def test_the_error_falls_with_the_square_of_the_step(make):
+def test_finite_difference_error_is_second_order(make):
     problem, at, train, _ = make()
     v = tree.unflatten(normal(tree.size(at.omega), seed=5), at.omega)
     exact = problem.inner_at(at, Batch(train)).linearized()
@@ -56,7 +56,7 @@ def test_the_error_falls_with_the_square_of_the_step(make):
 
 
 @pytest.mark.parametrize(("dtype", "step", "bound"), [(F64, 1e-5, 1e-8), (torch.float32, 1e-4, 3e-3)])
-def test_the_default_step_goes_by_the_dtype(dtype, step, bound):
+def test_finite_difference_default_step_depends_on_dtype(dtype, step, bound):
     problem, at, train, _ = network(dtype)
     v = tree.unflatten(normal(tree.size(at.omega), seed=5).to(dtype), at.omega)
     G, exact = (
@@ -68,7 +68,7 @@ def test_the_default_step_goes_by_the_dtype(dtype, step, bound):
     assert gap(G.mixed_hvp(v), exact.mixed_hvp(v)) < bound
 
 
-def test_under_autocast_the_step_is_larger_and_everything_stays_float32():
+def test_finite_difference_under_autocast_stays_float32():
     problem, at, train, valid = network(torch.float32)
     cast = Problem(
         problem.inner_loss, problem.outer_loss, hvp_method="finite_difference", autocast_dtype=torch.bfloat16
@@ -89,7 +89,7 @@ def test_under_autocast_the_step_is_larger_and_everything_stays_float32():
         Problem(problem.inner_loss, problem.outer_loss, autocast_dtype=torch.float16)
 
 
-def test_where_v_or_omega_is_zero():
+def test_finite_difference_at_zero_v_or_omega_is_finite():
     problem, at, train, _ = ridge_logistic()
     zero = tree.zeros_like(at.omega)
     G = FiniteDifferenceProblem(problem).inner_at(at, Batch(train))
@@ -129,7 +129,7 @@ COUNTS = {
 
 @pytest.mark.parametrize("name", COUNTS)
 @pytest.mark.parametrize("wrapped", [False, True])
-def test_products_count_as_the_gradients_and_forward_passes_that_they_are(name, wrapped):
+def test_finite_difference_counts_gradients_and_passes(name, wrapped):
     algorithm, mode, expected = COUNTS[name]
     problem, at, train, valid = ridge_logistic()
     difference = Problem(problem.inner_loss, problem.outer_loss, hvp_method="finite_difference")
@@ -137,22 +137,22 @@ def test_products_count_as_the_gradients_and_forward_passes_that_they_are(name, 
     batches = StepBatches.draw(mode, lambda: dict(train), lambda: dict(valid))
     state = algorithm.step(difference, algorithm.init(difference, at, batches), batches)
     algorithm.step(counted, state, batches)
-    found = counted.calls
-    expected.inner_views, expected.outer_views = found.inner_views, found.outer_views
-    assert found == expected
+    calls = counted.calls
+    expected.inner_views, expected.outer_views = calls.inner_views, calls.outer_views
+    assert calls == expected
 
 
 @pytest.mark.parametrize(
     "method", ["exact", "implicit", "cg", "neumann", "unrolled", "forward_unrolled", "single_loop"]
 )
-def test_every_estimator_runs_on_them(method):
+def test_finite_difference_serves_every_estimator(method):
     problem, at, train, valid = ridge_logistic()
     exact = fsla.hypergradient(problem, at, train, valid, method)
-    found = fsla.hypergradient(FiniteDifferenceProblem(problem), at, train, valid, method)
-    assert gap(found.value, exact.value) < 1e-6
+    actual = fsla.hypergradient(FiniteDifferenceProblem(problem), at, train, valid, method)
+    assert gap(actual.value, exact.value) < 1e-6
 
 
-def test_halving_the_step_tells_whether_it_is_right():
+def test_check_step_detects_wrong_step():
     problem, at, train, valid = ridge_logistic()
     v = tree.unflatten(normal(tree.size(at.omega), seed=5), at.omega)
     good = FiniteDifferenceProblem(problem).check_step(at, Batch(train), v)
@@ -196,7 +196,7 @@ def cubic(cube, **more):
 AT = Point({"a": normal(3)}, {"w": 1 + normal(3, seed=1).abs()})
 
 
-def test_a_loss_without_a_second_derivative_is_said_once_and_gone_on_with():
+def test_loss_without_second_derivative_warns_once():
     v = {"w": normal(3, seed=2)}
     exact = cubic(lambda x: x**3).inner_at(AT, Batch(None)).linearized()
     problem = cubic(Once.apply)
@@ -219,7 +219,7 @@ def test_a_loss_without_a_second_derivative_is_said_once_and_gone_on_with():
         cubic(Once.apply, hvp_method="differences")
 
 
-def test_a_function_that_is_differentiable_once_is_found_in_a_network_that_has_other_curvature():
+def test_once_differentiable_function_in_network_is_detected():
     """PyTorch leaves its part out of H v without a word."""
     a = normal(3, 3, seed=3)
 
@@ -240,7 +240,7 @@ def test_a_function_that_is_differentiable_once_is_found_in_a_network_that_has_o
         problem(Once.apply, hvp_method="autograd").inner_at(at, Batch(None))
 
 
-def test_a_backward_pass_that_is_cut_off_is_found():
+def test_detached_backward_is_detected():
     class Cut(Once):
         @staticmethod
         def backward(ctx, grad):
@@ -251,12 +251,12 @@ def test_a_backward_pass_that_is_cut_off_is_found():
         cubic(Cut.apply).inner_at(AT, Batch(None))
 
 
-def test_a_loss_that_is_linear_in_omega_has_the_hessian_zero():
+def test_loss_linear_in_omega_has_zero_hessian():
     problem = Problem(lambda lam, omega, _: (lam["a"] * omega["w"]).sum(), lambda lam, omega, _: omega["w"].sum())
     assert torch.equal(problem.inner_at(AT, Batch(None)).hvp({"w": normal(3)})["w"], torch.zeros(3, dtype=F64))
 
 
-def test_kinks_are_not_taken_for_a_missing_derivative():
+def test_piecewise_linear_loss_is_not_rejected():
     torch.manual_seed(0)
     layers = [nn.Linear(5, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 1)]
     omega, net = fsla.make_functional(nn.Sequential(*layers))
@@ -271,7 +271,7 @@ def test_kinks_are_not_taken_for_a_missing_derivative():
         )  # warnings are errors
 
 
-def test_errors_of_another_kind_are_not_taken_for_a_missing_derivative():
+def test_unrelated_loss_error_propagates():
     def loss(lam, omega, batch):
         raise RuntimeError("out of luck")
 
@@ -279,7 +279,7 @@ def test_errors_of_another_kind_are_not_taken_for_a_missing_derivative():
         Problem(loss, loss).inner_at(AT, Batch(None))
 
 
-def test_attention_as_pytorch_has_it_by_default():
+def test_finite_difference_of_fused_attention_matches_math():
     """Fused attention has no second derivative; in plain operations it has one to compare with."""
     torch.manual_seed(0)
     attention = nn.MultiheadAttention(8, 2, batch_first=True).to(F64)
@@ -298,11 +298,11 @@ def test_attention_as_pytorch_has_it_by_default():
     with warnings.catch_warnings(record=True):
         warnings.simplefilter("always")
         G = problem.inner_at(at, Batch(None))
-    found, cross = G.products(v)
-    assert gap(found, h) < 1e-7
-    assert gap(cross, j) < 1e-7
+    actual, mixed = G.products(v)
+    assert gap(actual, h) < 1e-7
+    assert gap(mixed, j) < 1e-7
 
 
-def test_relative_steps_must_be_positive():
+def test_rel_step_not_positive_raises():
     with pytest.raises(ValueError, match=r"'rel_step' of FiniteDifferenceProblem must be positive. Got -1"):
         FiniteDifferenceProblem(cubic(Once.apply), -1.0)

@@ -1,9 +1,9 @@
 """What several ranks cost: messages and bytes, seconds, memory; and what is to be expected of many GPUs.
 
-    torchrun --nproc-per-node 2 -m fsla_benchmarks.steps.ranks traffic
-    torchrun --nproc-per-node 2 -m fsla_benchmarks.steps.ranks time
-    torchrun --nproc-per-node 2 -m fsla_benchmarks.steps.ranks memory     # without torchrun: a plain module
-    python -m fsla_benchmarks.steps.ranks predicted
+    torchrun --nproc-per-node 2 -m fsla_benchmarks.steps.distributed traffic
+    torchrun --nproc-per-node 2 -m fsla_benchmarks.steps.distributed time
+    torchrun --nproc-per-node 2 -m fsla_benchmarks.steps.distributed memory     # without torchrun: a plain module
+    python -m fsla_benchmarks.steps.distributed predicted
 
 Each rank has one thread. Steps of one process are taken by the first rank, in turn with those of all, while the others
 wait; a ratio is to the same round's. With MALLOC_MMAP_THRESHOLD_=65536 in the environment, what is freed leaves the
@@ -36,7 +36,7 @@ from fsla.problems._autograd import HvpMethod
 from fsla.steps import constant
 from fsla.train import FSLA, SOBA, SampleWeights
 from fsla.train._optimizers import optimizer_state
-from fsla_benchmarks.steps.traffic import Sent, Sizes, core, front, predictions
+from fsla_benchmarks.steps.traffic import Sent, Sizes, core, module_step, predictions
 
 KINDS: dict[str, type[FSLA] | type[SOBA]] = {"fsla": FSLA, "soba": SOBA}
 SAMPLES = 1000
@@ -98,9 +98,9 @@ def _batch(*shape: int) -> tuple[Tensor, Tensor, Tensor]:
 # -------------------------------------------------------------------------------------------------------------- traffic
 
 
-def traffic(here: ProcessGroup) -> list[Traffic]:
-    """Counts the messages and numbers of steps of the front end and of the core."""
-    found = []
+def traffic(group: ProcessGroup) -> list[Traffic]:
+    """Counts the messages and numbers of steps on a module and on functions."""
+    rows = []
     for (kind, momentum), hvp_method, outer_uses_lam in product(
         _MOMENTA, ("finite_difference", "autograd"), (False, True)
     ):
@@ -116,14 +116,14 @@ def traffic(here: ProcessGroup) -> list[Traffic]:
         batch = _batch(16, 20)
         independent = (batch, batch) if momentum == "storm" else None
         opt.step(batch, batch, independent_batches=independent, seed=0)
-        before = Sent(here.messages, here.bytes)
+        before = Sent(group.messages, group.bytes)
         opt.step(batch, batch, independent_batches=independent, seed=0)
-        measured = Sent(here.messages - before.messages, (here.bytes - before.numbers) // 4)
+        measured = Sent(group.messages - before.messages, (group.bytes - before.numbers) // 4)
         parameters = list(model.parameters())
-        sizes = Sizes(sum(p.numel() for p in parameters), SAMPLES, here.world_size, len(parameters))
-        expected = front(sizes, kind, momentum, hvp_method, outer_uses_lam=outer_uses_lam)
-        found.append(Traffic(_named("front end", kind, momentum, hvp_method, outer_uses_lam), measured, expected))
-    return found + [_core_traffic(*case, uses_lam) for case, uses_lam in product(_MOMENTA, (False, True))]
+        sizes = Sizes(sum(p.numel() for p in parameters), SAMPLES, group.world_size, len(parameters))
+        expected = module_step(sizes, kind, momentum, hvp_method, outer_uses_lam=outer_uses_lam)
+        rows.append(Traffic(_named("module", kind, momentum, hvp_method, outer_uses_lam), measured, expected))
+    return rows + [_core_traffic(*case, uses_lam) for case, uses_lam in product(_MOMENTA, (False, True))]
 
 
 _HVP_METHODS: tuple[HvpMethod, ...] = ("finite_difference", "autograd")
@@ -149,12 +149,12 @@ def _core_traffic(kind: str, momentum: Any, outer_uses_lam: bool) -> Traffic:
     batches = StepBatches.shared((x, y, index), (x, y, index))
     at = Point({"w": torch.zeros(SAMPLES)}, {"w": torch.zeros(20, 10)})
     state = algorithm.init(problem, at, batches)
-    here = reducer.ranks
-    before = Sent(here.messages, here.bytes)
+    group = reducer.ranks
+    before = Sent(group.messages, group.bytes)
     algorithm.step(problem, state, batches)
-    measured = Sent(here.messages - before.messages, (here.bytes - before.numbers) // 4)
-    expected = core(Sizes(200, SAMPLES, here.world_size), kind, momentum, outer_uses_lam=outer_uses_lam)
-    return Traffic(_named("core", kind, momentum, "", outer_uses_lam), measured, expected)
+    measured = Sent(group.messages - before.messages, (group.bytes - before.numbers) // 4)
+    expected = core(Sizes(200, SAMPLES, group.world_size), kind, momentum, outer_uses_lam=outer_uses_lam)
+    return Traffic(_named("functions", kind, momentum, "", outer_uses_lam), measured, expected)
 
 
 def _named(*parts: str | bool) -> str:
@@ -165,34 +165,34 @@ def _named(*parts: str | bool) -> str:
 # ----------------------------------------------------------------------------------------------------------------- time
 
 
-def times(here: ProcessGroup, rounds: int = 12) -> list[Times]:
+def times(group: ProcessGroup, rounds: int = 12) -> list[Times]:
     """Steps of one process and of all, in turn: on one batch, and on one that grows with the ranks."""
     cases = {
         "one batch of 64": (GLOBAL_BATCH, GLOBAL_BATCH),
-        "32 samples a rank": (RANK_BATCH, RANK_BATCH * here.world_size),
+        "32 samples a rank": (RANK_BATCH, RANK_BATCH * group.world_size),
     }
-    found = []
+    rows = []
     for (name, (own_batch, all_batch)), kind in product(cases.items(), KINDS):
         with single_process():
-            alone = _stepper(kind, own_batch)
-        together = _stepper(kind, all_batch)
-        if here.is_first:
-            alone()
-        together()
+            step_alone = _stepper(kind, own_batch)
+        step_all = _stepper(kind, all_batch)
+        if group.is_first:
+            step_alone()
+        step_all()
         rounds_of = []
         for _ in range(rounds):
-            here.wait()
-            unit = _timed(alone) if here.is_first else (0.0, 0.0)
-            here.wait()
-            seconds, worked = _timed(together)
-            rounds_of.append((*unit, seconds, sum(here.gather(worked))))
-        if here.is_first:
+            group.wait()
+            unit = _timed(step_alone) if group.is_first else (0.0, 0.0)
+            group.wait()
+            seconds, worked = _timed(step_all)
+            rounds_of.append((*unit, seconds, sum(group.gather(worked))))
+        if group.is_first:
             alone_ms, _, together_ms, _ = (1e3 * statistics.median(column) for column in zip(*rounds_of, strict=True))
             ratios = sorted(all_s / own_s for own_s, _, all_s, _ in rounds_of)
             low, high = ratios[len(ratios) // 4], ratios[-1 - len(ratios) // 4]
             work = statistics.median(all_w / own_w for _, own_w, _, all_w in rounds_of)
-            found.append(Times(f"{kind}, {name}", alone_ms, together_ms, low, statistics.median(ratios), high, work))
-    return found
+            rows.append(Times(f"{kind}, {name}", alone_ms, together_ms, low, statistics.median(ratios), high, work))
+    return rows
 
 
 def _stepper(kind: str, size: int) -> Step:
@@ -209,19 +209,19 @@ def _stepper(kind: str, size: int) -> Step:
 
 def _timed(step: Step) -> tuple[float, float]:
     """Seconds of the clock and of this process's work."""
-    begun, worked = time.perf_counter(), time.process_time()
+    started, worked = time.perf_counter(), time.process_time()
     step()
-    return time.perf_counter() - begun, time.process_time() - worked
+    return time.perf_counter() - started, time.process_time() - worked
 
 
 # --------------------------------------------------------------------------------------------------------------- memory
 
 
-def memory(here: ProcessGroup, steps: int = 2) -> dict[str, float]:
+def memory(group: ProcessGroup, steps: int = 2) -> dict[str, float]:
     """MB (10^6 bytes) that this rank holds of each part of a run, and the peak of its resident memory above that before
     the model was made."""
     base = _resident("VmRSS")
-    model = _large(in_shards=here.world_size > 1)
+    model = _large(in_shards=group.world_size > 1)
     opt = FSLA(
         model,
         SampleWeights(SAMPLES),
@@ -245,8 +245,8 @@ def memory(here: ProcessGroup, steps: int = 2) -> dict[str, float]:
         "λ, d and λ's states": [state.lam, state.direction],
         "kept for a rollback": opt._good,
     }
-    held = {name: sum(_bytes(t) for t in tensors_of(part)) / 1e6 for name, part in parts.items()}
-    return held | {"peak": (_resident("VmHWM") - base) / 1e6}
+    megabytes = {name: sum(_bytes(t) for t in tensors_of(part)) / 1e6 for name, part in parts.items()}
+    return megabytes | {"peak": (_resident("VmHWM") - base) / 1e6}
 
 
 def _large(*, in_shards: bool) -> nn.Module:
@@ -268,8 +268,8 @@ def _large(*, in_shards: bool) -> nn.Module:
 
 
 def _bytes(t: Tensor) -> int:
-    mine = own(t.detach()) if is_sharded(t) else t
-    return mine.numel() * mine.element_size()
+    local = own(t.detach()) if is_sharded(t) else t
+    return local.numel() * local.element_size()
 
 
 def _resident(name: str) -> float:
@@ -281,9 +281,9 @@ def _resident(name: str) -> float:
 # --------------------------------------------------------------------------------------------------------------- tables
 
 
-def _tables(what: str, here: ProcessGroup) -> Iterator[str]:
+def _tables(what: str, group: ProcessGroup) -> Iterator[str]:
     if what == "traffic":
-        rows = traffic(here)
+        rows = traffic(group)
         for row in rows:
             yield f"{row.what:55} {row.measured.messages:3} messages {row.measured.numbers:7} numbers"
         wrong = [row for row in rows if row.measured != row.expected]
@@ -291,13 +291,13 @@ def _tables(what: str, here: ProcessGroup) -> Iterator[str]:
             raise SystemExit(f"What is sent must be what the formulas say, and is not: {wrong}.")
         yield "All is as the formulas say."
     elif what == "time":
-        for t in times(here):
-            spread = f"{t.ratio:.2f} ({t.low:.2f} - {t.high:.2f}), work {t.work:.2f}"
-            yield f"{t.what:25} {t.alone_ms:7.0f} ms alone {t.together_ms:7.0f} ms on {here.world_size} ranks  {spread}"
+        for t in times(group):
+            ratio = f"{t.ratio:.2f} ({t.low:.2f} - {t.high:.2f}), work {t.work:.2f}"
+            yield f"{t.what:25} {t.alone_ms:7.0f} ms alone {t.together_ms:7.0f} ms on {group.world_size} ranks  {ratio}"
     elif what == "memory":
-        mine = memory(here)
-        for name in mine:
-            yield f"{name:25} {', '.join(f'{found[name]:.1f}' for found in here.gather(mine))} MB by rank"
+        local = memory(group)
+        for name in local:
+            yield f"{name:25} {', '.join(f'{megabytes[name]:.1f}' for megabytes in group.gather(local))} MB by rank"
     elif what == "predicted":
         yield from predictions()
     else:
@@ -306,9 +306,9 @@ def _tables(what: str, here: ProcessGroup) -> Iterator[str]:
 
 def main(what: str) -> None:
     torch.set_num_threads(1)
-    here = get_group()
-    for line in _tables(what, here):
-        if here.is_first:
+    group = get_group()
+    for line in _tables(what, group):
+        if group.is_first:
             print(line, flush=True)
     if dist.is_initialized():
         dist.destroy_process_group()

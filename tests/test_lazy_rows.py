@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import fsla
-import lazy_program
+import lazy_rows_program
 from fsla import Batch, LazyRowOptimizer, Point, StepBatches, WeightedLossProblem, algorithms
 from fsla._tree import dense, flatten
 from fsla.contrib import _shard_files as shard_files
@@ -21,7 +21,7 @@ from fsla.problems import Sampler
 from fsla.steps import EMA, SPIDER, Ball, Box, Schedule, constant
 from fsla.train import CheckpointError, load_checkpoint, save_checkpoint
 from launch import torchrun
-from lazy_program import SAMPLES, gap, weighted
+from lazy_rows_program import SAMPLES, gap, weighted
 from support import F64, normal
 
 
@@ -32,22 +32,22 @@ from support import F64, normal
     st.integers(1, 8),
 )
 @settings(max_examples=150, deadline=None)
-def test_decays_are_those_of_the_plain_loop(steps, block):
+def test_decay_equals_loop(steps, block):
     decay = Decay(block=block)
     for k in range(len(steps) + 1):
         D, A = decay.decay_from(torch.arange(k + 1))
         for t in range(k + 1):
-            kept, moved = 1.0, 0.0
+            factor, moved = 1.0, 0.0
             for alpha, keep in steps[t:k]:
-                moved += alpha * kept
-                kept *= keep
-            assert abs(float(D[t]) - kept) <= 1e-13 * kept + 1e-280
+                moved += alpha * factor
+                factor *= keep
+            assert abs(float(D[t]) - factor) <= 1e-13 * factor + 1e-280
             assert abs(float(A[t]) - moved) <= 1e-13 * moved + 1e-280
         if k < len(steps):
             decay.append(*steps[k])
 
 
-def test_many_steps_neither_underflow_nor_drift():
+def test_decay_over_many_steps_is_stable():
     """κ = .1 for 5000 steps, whose product is 1e-5000, then 1 - 1e-6, then one κ = 0, and 1 again."""
     decay = Decay()
     for k in range(6000):
@@ -107,7 +107,7 @@ def samples(algorithm, count, mode="independent", size=8, seed=0):
         return torch.cat([often, torch.randint(SAMPLES, (size - size // 2,), generator=generator)])
 
     def outer():
-        return torch.randint(lazy_program.TRUSTED, (8,), generator=generator)
+        return torch.randint(lazy_rows_program.TRUSTED, (8,), generator=generator)
 
     draw = Sampler(algorithm.batches, inner, outer, mode)
     return [draw() for _ in range(count)]
@@ -124,7 +124,7 @@ def both(algorithm, drawn):
 
 
 @pytest.mark.parametrize("name", [*CASES, *SHORT])
-def test_lazy_runs_take_the_steps_of_the_sweep(name):
+def test_lazy_rows_equal_full_sweep(name):
     """In every tensor of λ, with three inner batches a step, and rows drawn twice."""
     algorithm = CASES.get(name) or SHORT[name]
     drawn = samples(algorithm, (501 if name in LONG else 201) if name in CASES else 41)
@@ -139,19 +139,19 @@ def test_lazy_runs_take_the_steps_of_the_sweep(name):
         assert 0.2 < float((flatten(lam).abs() == 0.05).double().mean()) < 0.98
 
 
-def test_a_start_outside_of_the_box_is_brought_into_it():
+def test_lazy_rows_start_outside_box_is_projected():
     algorithm = algorithms.fsla(constant(0.3, 0.2, 0.2, 0.5), projection=Box(-0.02, 0.02))
     state, run = both(algorithm, samples(algorithm, 30))
     assert gap(run.weights(), state.lam.value) < 1e-13
 
 
-def test_single_precision_holds_twelve_bytes_a_weight():
+def test_lazy_rows_float32_use_twelve_bytes_per_weight():
     table = RowTable.init_rows({"w": torch.zeros(1).expand(1000)}, None)
-    held = [*table.lam.values(), *table.d.values(), table.last]
-    assert sum(t.untyped_storage().nbytes() for t in held) == 12_000
+    tensors = [*table.lam.values(), *table.d.values(), table.last]
+    assert sum(t.untyped_storage().nbytes() for t in tensors) == 12_000
 
 
-def test_wrapped_problems_and_whole_numbers_of_32_bits(tmp_path):
+def test_lazy_rows_accept_wrapped_problem_and_int32(tmp_path):
     problem, at = weighted()
     problem.row_index = lambda i: i.to(torch.int32)
     algorithm = CASES["storm"]
@@ -165,7 +165,7 @@ def test_wrapped_problems_and_whole_numbers_of_32_bits(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["storm", "ma_soba in a box", "soba"])
-def test_a_saved_run_goes_on_exactly(name, tmp_path):
+def test_lazy_rows_resume_exactly(name, tmp_path):
     algorithm = CASES[name]
     drawn = samples(algorithm, 81)
     problem, at = weighted()
@@ -188,7 +188,7 @@ def test_a_saved_run_goes_on_exactly(name, tmp_path):
     assert torch.equal(flatten(run.weights()), flatten(beside.weights()))
 
 
-def test_a_decay_is_restored_between_blocks():
+def test_lazy_rows_restore_decay_between_blocks():
     a = Decay(block=4)
     for k in range(23):
         if k in (0, 7, 8, 9):
@@ -215,14 +215,14 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_algorithms_that_are_not_row_by_row_are_refused(name):
+def test_lazy_rows_with_other_algorithm_raise(name):
     algorithm, what = REFUSED[name]
     problem, at = weighted()
     with pytest.raises(ValueError, match=rf"must move each row of λ by itself.*{what}.*or step the"):
         LazyRowOptimizer(algorithm, problem, at, samples(CASES["storm"], 1)[0])
 
 
-def test_problems_that_are_not_row_by_row_are_refused():
+def test_lazy_rows_with_other_problem_raise():
     problem, at = weighted()
     algorithm = CASES["storm"]
     (batches,) = samples(algorithm, 1)
@@ -240,7 +240,7 @@ def test_problems_that_are_not_row_by_row_are_refused():
 
 
 @pytest.mark.parametrize("read", [lambda lam: lam["w"].sum(), lambda lam: len(lam), lambda lam: sum(lam.values())])
-def test_an_outer_loss_that_reads_the_weights_after_all_is_found(read):
+def test_lazy_rows_detect_outer_loss_reading_lam(read):
     problem, at = weighted()
     outer = problem.outer_loss
     problem.outer_loss = lambda lam, omega, i: outer(lam, omega, i) + 0 * read(lam)
@@ -249,7 +249,7 @@ def test_an_outer_loss_that_reads_the_weights_after_all_is_found(read):
         LazyRowOptimizer(algorithm, problem, at, samples(algorithm, 1)[0])
 
 
-def test_rows_that_are_not_there_are_refused():
+def test_lazy_rows_missing_row_raises():
     problem, at = weighted()
     algorithm = CASES["storm"]
     first, second = samples(algorithm, 2)
@@ -264,7 +264,7 @@ def test_rows_that_are_not_there_are_refused():
         run.rows(torch.tensor([-1]))
 
 
-def test_a_box_needs_rates_that_keep_the_sign():
+def test_lazy_rows_box_with_sign_changing_rate_raises():
     problem, at = weighted()
     rates = Schedule(1.0, 0.2, 0.2, 1.5, clip_weight=False)
     for projection in (None, Box(-1, 1)):
@@ -281,7 +281,7 @@ def test_a_box_needs_rates_that_keep_the_sign():
 # ------------------------------------------------------------------------------------------- on several processes
 
 
-def test_shards_cover_all_samples_and_samplers_stay_in_them():
+def test_index_ranges_cover_all_samples():
     for n, world_size in ((101, 4), (7, 7), (10, 3)):
         parts = IndexRange(n, 0, world_size).full()
         assert [part.start for part in parts[1:]] == [part.stop for part in parts[:-1]]
@@ -292,12 +292,12 @@ def test_shards_cover_all_samples_and_samplers_stay_in_them():
     whole = ShardedSampler.global_batches(101, 4, 9, seed=5)
     counts = torch.zeros(4)
     for _ in range(4):
-        shares = [sampler() for sampler in samplers]
-        assert torch.equal(torch.cat([share.batch for share in shares]), whole())
-        assert {share.total for share in shares} == {9}
-        for part, share in zip(parts, shares, strict=True):
-            assert all(part.start <= i < part.stop for i in share.batch.tolist())
-        counts += torch.tensor([len(share.batch) for share in shares])
+        batches = [sampler() for sampler in samplers]
+        assert torch.equal(torch.cat([batch.batch for batch in batches]), whole())
+        assert {batch.total for batch in batches} == {9}
+        for part, batch in zip(parts, batches, strict=True):
+            assert all(part.start <= i < part.stop for i in batch.batch.tolist())
+        counts += torch.tensor([len(batch.batch) for batch in batches])
     assert counts.tolist() == [9, 9, 9, 9]  # in turn each rank draws one more
     saved = samplers[1].state_dict()
     expected = samplers[1]().batch
@@ -307,7 +307,7 @@ def test_shards_cover_all_samples_and_samplers_stay_in_them():
         ShardedSampler(IndexRange(3, 0, 7), 9, seed=0)
 
 
-def test_a_sampler_makes_batches_of_any_form():
+def test_sharded_sampler_collates_any_batch():
     sampler = ShardedSampler(IndexRange(10, 1, 2), 4, seed=0, collate_fn=lambda i: (i, 2 * i))
     index, double = sampler().batch
     assert torch.equal(2 * index, double)
@@ -316,14 +316,14 @@ def test_a_sampler_makes_batches_of_any_form():
 
 
 @pytest.fixture
-def alone(tmp_path):
+def group_of_one(tmp_path):
     """A process group of one."""
     dist.init_process_group("gloo", init_method=f"file://{tmp_path / 'meet'}", rank=0, world_size=1)
     yield
     dist.destroy_process_group()
 
 
-def test_a_share_is_a_part_of_a_mean_whose_rows_stay(alone):
+def test_batch_shard_is_part_of_mean(group_of_one):
     problem, at = weighted()
     reduced, _ = weighted(DataParallelReducer())
     v = {name: normal(*t.shape, seed=4) for name, t in at.omega.items()}
@@ -331,8 +331,8 @@ def test_a_share_is_a_part_of_a_mean_whose_rows_stay(alone):
     part, whole = reduced.inner_at(at, Batch(BatchShard(batch, 12))), problem.inner_at(at, Batch(batch))
     h, j = part.products(v)
     expected_h, expected_j = whole.products(v)
-    for found, expected in ((part.grad_omega, whole.grad_omega), (h, expected_h), (dense(j), dense(expected_j))):
-        assert gap(found, {name: t / 4 for name, t in expected.items()}) < 1e-14
+    for actual, expected in ((part.grad_omega, whole.grad_omega), (h, expected_h), (dense(j), dense(expected_j))):
+        assert gap(actual, {name: t / 4 for name, t in expected.items()}) < 1e-14
     sent = get_group().messages
     assert j["w"].index.tolist() == [5, 7, 5]
     part.mixed_hvp(v)
@@ -346,37 +346,37 @@ def test_a_share_is_a_part_of_a_mean_whose_rows_stay(alone):
             reduced.inner_at(at, Batch(BatchShard(batch, total)))
 
 
-def test_rows_are_known_through_wrappers(alone):
+def test_row_index_passes_through_wrappers(group_of_one):
     problem, at = weighted()
     v = {name: normal(*t.shape, seed=4) for name, t in at.omega.items()}
     batch = Batch(torch.tensor([5, 7, 5]))
     reduced = fsla.DampedProblem(weighted(DataParallelReducer())[0], 0.1)
     reduced.inner_at(at, batch)  # settles how products are computed
     before = get_group().messages
-    ours, theirs = reduced.inner_at(at, batch), fsla.DampedProblem(problem, 0.1).inner_at(at, batch)
-    for found, expected in zip(ours.products(v), theirs.products(v), strict=True):
-        assert gap(dense(found), dense(expected)) < 1e-14
+    actual_view, expected_view = reduced.inner_at(at, batch), fsla.DampedProblem(problem, 0.1).inner_at(at, batch)
+    for actual_product, expected in zip(actual_view.products(v), expected_view.products(v), strict=True):
+        assert gap(dense(actual_product), dense(expected)) < 1e-14
     assert get_group().messages == before + 1
     view = reduced.outer_at(at, batch)
     assert gap(view.grad_omega, problem.outer_at(at, batch).grad_omega) < 1e-14
     assert len(view.grad_lam["w"].index) == 0
 
 
-def test_a_weight_that_no_share_holds_waits_on_its_rank(alone):
+def test_lazy_rows_absent_from_batch_stay_on_rank(group_of_one):
     """A rank that draws no sample in a step takes part in it all the same."""
     algorithm = CASES["storm"]
     problem, at = weighted(DataParallelReducer())
     first, second, third = samples(algorithm, 3)
 
-    def shares(batches, count):
+    def shards(batches, count):
         slots = ("inner_grad", "hvp", "mixed_hvp")
-        own = {slot: (Batch(BatchShard(getattr(batches, slot)[0].data[:count], 8)),) for slot in slots}
-        return batches._replace(**own)
+        slots_of_rank = {slot: (Batch(BatchShard(getattr(batches, slot)[0].data[:count], 8)),) for slot in slots}
+        return batches._replace(**slots_of_rank)
 
-    run = LazyRowOptimizer(algorithm, problem, at, shares(first, 8))
-    run.step(shares(second, 0))
+    run = LazyRowOptimizer(algorithm, problem, at, shards(first, 8))
+    run.step(shards(second, 0))
     assert len(run.state.lam.value["w"]) == 0
-    run.step(shares(third, 8))
+    run.step(shards(third, 8))
     assert run.step_count == 2
 
 
@@ -384,16 +384,16 @@ def test_a_weight_that_no_share_holds_waits_on_its_rank(alone):
 def ran(request, tmp_path_factory):
     """Several processes have run, and saved where they stood after 200 steps."""
     folder = tmp_path_factory.mktemp("ran")
-    torchrun("lazy_program.py", folder, 200, processes=request.param)
+    torchrun("lazy_rows_program.py", folder, 200, processes=request.param)
     return request.param, folder
 
 
-def test_rows_on_several_ranks_take_the_steps_of_one_process(ran):
+def test_lazy_rows_on_ranks_equal_one_process(ran):
     """With batches of 9, which do not divide evenly, against a sweep on the batches of all ranks."""
     _, folder = ran
-    found = json.loads((folder / "gaps").read_text())
-    assert set(found) == set(lazy_program.ALGORITHMS)
-    for name, row in found.items():
+    gaps = json.loads((folder / "gaps").read_text())
+    assert set(gaps) == set(lazy_rows_program.ALGORITHMS)
+    for name, row in gaps.items():
         assert all(gap < 1e-9 for gap in row["gaps"]), (name, row)
         assert row["messages"] == 2  # ∂_ω G with H v, and ∂_ω F; nothing for the rows of J v
 
@@ -402,26 +402,26 @@ def files(folder):
     return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
 
 
-def test_a_run_is_resharded_to_one_rank_and_back(ran):
+def test_load_shards_reshards_exactly(ran):
     world_size, folder = ran
     place = folder / "storm"
-    algorithm = lazy_program.ALGORITHMS["storm"]
+    algorithm = lazy_rows_program.ALGORITHMS["storm"]
     problem, at = weighted()
-    alone = IndexRange(SAMPLES)
+    full_range = IndexRange(SAMPLES)
     parts = IndexRange(SAMPLES, 0, world_size).full()
     with pytest.raises(
         CheckpointError, match=rf"must be of 1 rank, as this one is. It is of {world_size} ranks.*reshard"
     ):
-        load_shards(place, alone)
+        load_shards(place, full_range)
     saved = [load_shards(place, part) for part in parts]
     reshard(place, 1)
     assert files(place) == ["manifest.fsla", "rank-0-of-1/step-200.safetensors"]
-    one = load_shards(place, alone)
+    one = load_shards(place, full_range)
     assert one.extra is None
     drawn = samples(algorithm, 20)
     run = LazyRowOptimizer(algorithm, problem, at, drawn[0])
     run.load_state_dict(one.state)
-    expected = lazy_program.swept(algorithm, 200, world_size)
+    expected = lazy_rows_program.swept(algorithm, 200, world_size)
     assert gap(run.weights(), expected.lam.value) < 1e-9
     for batches in drawn:  # goes on
         expected = algorithm.step(problem, expected, batches)
@@ -437,7 +437,7 @@ def test_a_run_is_resharded_to_one_rank_and_back(ran):
         run.load_state_dict(load_shards(place, parts[0]).state)
 
 
-def test_what_is_no_saved_run_gets_one_message(tmp_path):
+def test_load_shards_of_other_files_raises(tmp_path):
     with pytest.raises(CheckpointError, match=r"must hold a run that fsla.contrib.save_shards wrote"):
         load_shards(tmp_path, IndexRange(3))
     algorithm = CASES["storm"]
@@ -457,7 +457,7 @@ def test_what_is_no_saved_run_gets_one_message(tmp_path):
         load_shards(tmp_path, run.index_range)
 
 
-def test_a_run_that_dies_while_it_is_saved_leaves_the_one_before(tmp_path, monkeypatch):
+def test_save_shards_interrupted_keeps_previous(tmp_path, monkeypatch):
     algorithm = CASES["soba"]
     problem, at = weighted()
     first, second = samples(algorithm, 2)
@@ -478,7 +478,7 @@ def test_a_run_that_dies_while_it_is_saved_leaves_the_one_before(tmp_path, monke
     assert torch.equal(flatten(again.weights()), flatten(before))
 
 
-def test_a_run_that_is_saved_again_replaces_the_first(tmp_path):
+def test_save_shards_again_replaces_first(tmp_path):
     algorithm = CASES["soba"]
     problem, at = weighted()
     drawn = samples(algorithm, 3)
@@ -489,7 +489,7 @@ def test_a_run_that_is_saved_again_replaces_the_first(tmp_path):
     assert files(tmp_path) == ["manifest.fsla", "rank-0-of-1/step-2.safetensors"]
 
 
-def test_one_sample_serves_a_step_of_full_batches():
+def test_lazy_rows_accept_full_batches():
     algorithm = CASES["none"]
     batches = StepBatches.shared(torch.arange(SAMPLES), torch.arange(10))
     state, run = both(algorithm, [batches] * 5)

@@ -82,12 +82,12 @@ def path(problem, at, algorithm, batch, steps, engine="eager", device="cpu"):
     state = algorithm.init(problem, at, batches())
     before = get_group().messages  # those of the steps count
     steps_of = make_engine(engine, algorithm, problem, batches, generator, state)
-    found = []
+    values = []
     for n in [1] * steps if engine == "eager" else [steps]:
         state = steps_of.advance(state, n)
-        found.append(torch.cat([flatten(state.lam.value), flatten(state.omega.value), flatten(state.direction)]))
+        values.append(torch.cat([flatten(state.lam.value), flatten(state.omega.value), flatten(state.direction)]))
     assert steps_of.name == engine
-    return torch.stack(found), (get_group().messages - before) / steps
+    return torch.stack(values), (get_group().messages - before) / steps
 
 
 def resumed(folder):
@@ -131,9 +131,9 @@ def main(out, steps, *flags):
         for name, algorithm in ALGORITHMS.items():
             for batch in (16, 7, 1) if name in UNEVEN else (16,):
                 length = steps if (batch, weights) == (16, False) and (name in LONG or every) else 5
-                alone, _ = path(*network(weights), algorithm, batch, length)
-                together, messages = path(*reduced(weights), algorithm, batch, length)
-                gap = (alone - together).abs().max() / alone.abs().max()
+                single, _ = path(*network(weights), algorithm, batch, length)
+                all_ranks, messages = path(*reduced(weights), algorithm, batch, length)
+                gap = (single - all_ranks).abs().max() / single.abs().max()
                 dist.all_reduce(gap, dist.ReduceOp.MAX)
                 key = f"{name}, {'weights of samples' if weights else 'weights of classes'}, batches of {batch}"
                 gaps[key] = [float(gap), messages]

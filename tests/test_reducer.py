@@ -20,20 +20,20 @@ from support import F64, normal
     [pytest.param(2, []), pytest.param(4, ["every"], marks=pytest.mark.slow)],
     ids=["two", "four"],
 )
-def test_several_processes_take_the_steps_of_one(count, flags, tmp_path):
+def test_reducer_on_processes_equals_one(count, flags, tmp_path):
     """With batches that do not divide evenly, and with fewer samples than processes, too."""
-    torchrun("reduced_program.py", tmp_path / "gaps", 200, *flags, processes=count)
-    found = json.loads((tmp_path / "gaps").read_text())
-    assert len(found) == 20 + 1  # and a run that is resumed
-    assert all(gap < 1e-9 for gap, _ in found.values()), found
-    messages = {key.removesuffix(", batches of 16"): n for key, (_, n) in found.items()}
+    torchrun("reducer_program.py", tmp_path / "gaps", 200, *flags, processes=count)
+    gaps = json.loads((tmp_path / "gaps").read_text())
+    assert len(gaps) == 20 + 1  # and a run that is resumed
+    assert all(gap < 1e-9 for gap, _ in gaps.values()), gaps
+    messages = {key.removesuffix(", batches of 16"): n for key, (_, n) in gaps.items()}
     assert messages["fsla, weights of classes"] == 6
     assert messages["fsla, weights of samples"] == 4
     assert messages["soba, weights of classes"] == messages["soba, weights of samples"] == 2
 
 
 @pytest.fixture
-def alone(tmp_path):
+def group_of_one(tmp_path):
     """A process group of one."""
     dist.init_process_group("gloo", init_method=f"file://{tmp_path / 'meet'}", rank=0, world_size=1)
     yield
@@ -45,24 +45,26 @@ def shared(problem):
     return Problem(problem.inner_loss, problem.outer_loss, reducer=DataParallelReducer())
 
 
-def test_a_group_of_one_changes_nothing(alone):
+def test_reducer_with_group_of_one_equals_problem(group_of_one):
     data = LeastSquares.draw(0)
     at = Point({"lam": normal(4)}, {"omega": normal(5)})
     batch = Batch(torch.arange(12))
     plain, reduced = data.losses(), shared(data.losses())
     v = {"omega": normal(5, seed=3)}
     u = {"lam": normal(4)}
-    ours, theirs = reduced.inner_at(at, batch), plain.inner_at(at, batch)
-    assert torch.allclose(ours.value, theirs.value, rtol=1e-14)
-    assert torch.allclose(ours.grad_omega["omega"], theirs.grad_omega["omega"], rtol=1e-14)
-    assert torch.allclose(ours.mixed_hvp_transpose(u)["omega"], theirs.mixed_hvp_transpose(u)["omega"])
-    for found, expected in zip(ours.linearized().products(v), theirs.linearized().products(v), strict=True):
-        (name,) = found
-        assert torch.allclose(found[name], expected[name], rtol=1e-14)
+    actual_view, expected_view = reduced.inner_at(at, batch), plain.inner_at(at, batch)
+    assert torch.allclose(actual_view.value, expected_view.value, rtol=1e-14)
+    assert torch.allclose(actual_view.grad_omega["omega"], expected_view.grad_omega["omega"], rtol=1e-14)
+    assert torch.allclose(actual_view.mixed_hvp_transpose(u)["omega"], expected_view.mixed_hvp_transpose(u)["omega"])
+    for actual_product, expected in zip(
+        actual_view.linearized().products(v), expected_view.linearized().products(v), strict=True
+    ):
+        (name,) = actual_product
+        assert torch.allclose(actual_product[name], expected[name], rtol=1e-14)
     assert torch.allclose(reduced.outer_at(at, batch).value, plain.outer_at(at, batch).value, rtol=1e-14)
 
 
-def test_batches_that_cannot_be_shared_out_are_refused(alone):
+def test_reducer_with_indivisible_batch_raises(group_of_one):
     reduced = Problem(lambda lam, omega, b: 0.0, lambda lam, omega, b: 0.0, reducer=DataParallelReducer())
     at = Point({"x": torch.zeros(1, dtype=F64)}, {"w": torch.zeros(1, dtype=F64)})
     for data in (None, torch.tensor(3), (torch.zeros(4), torch.zeros(5))):
@@ -98,7 +100,7 @@ def weighted(reducer, *, rows, hvp_method):
 @pytest.mark.parametrize("rows", [True, False], ids=["rows", "all of λ"])
 @pytest.mark.parametrize("hvp_method", ["auto", "forward_over_reverse", "reverse_over_reverse"])
 @pytest.mark.parametrize("product", ["products", "mixed_hvp", "hvp", "gauss_newton"])
-def test_a_rank_without_samples_sends_what_the_others_send(product, hvp_method, rows, alone):
+def test_reducer_rank_without_samples_sends_all_messages(product, hvp_method, rows, group_of_one):
     """Else the others would wait for it; and a mean over no samples must not reach their numbers."""
     problem, at = weighted(DataParallelReducer(), rows=rows, hvp_method=hvp_method)
     plain, _ = weighted(None, rows=rows, hvp_method=hvp_method)
@@ -108,33 +110,33 @@ def test_a_rank_without_samples_sends_what_the_others_send(product, hvp_method, 
 
     def ask(problem, data):
         before = get_group().messages
-        found = getattr(problem.inner_at(at, Batch(data)), product)(v)
-        trees = found if isinstance(found, tuple) else (found,)
+        value = getattr(problem.inner_at(at, Batch(data)), product)(v)
+        trees = value if isinstance(value, tuple) else (value,)
         return torch.cat([flatten(dense(tree)) for tree in trees]), get_group().messages - before
 
     expected, _ = ask(plain, index)
-    share, messages = ask(problem, BatchShard(index, 8))
+    of_shard, messages = ask(problem, BatchShard(index, 8))
     nothing, as_many = ask(problem, BatchShard(index[:0], 8))
-    assert torch.allclose(share, expected / 2, rtol=1e-13)
+    assert torch.allclose(of_shard, expected / 2, rtol=1e-13)
     assert not nothing.any()
     assert messages == as_many
 
 
 @pytest.mark.parametrize("reducer", [lambda: None, DataParallelReducer], ids=["alone", "shared"])
-def test_an_outer_loss_reads_all_of_lam_beside_rows(reducer, alone):
+def test_reducer_outer_loss_reads_full_lam_with_rows(reducer, group_of_one):
     """Not the rows of its own batch, whose samples are others."""
     problem, at = weighted(reducer(), rows=True, hvp_method="auto")
     by_lam = dense(problem.outer_at(at, Batch(torch.tensor([3, 7]))).grad_lam)["w"]
     assert torch.allclose(by_lam, 2 * at.lam["w"], rtol=1e-14)
 
 
-def test_alone_it_is_the_problem():
+def test_reducer_on_one_rank_equals_problem():
     data = LeastSquares.draw(0)
     at = Point({"lam": normal(4)}, {"omega": normal(5)})
     reduced = shared(data.losses())
-    ranks = reduced.reducer.ranks
-    assert (ranks.rank, ranks.world_size) == (0, 1)
+    group = reduced.reducer.ranks
+    assert (group.rank, group.world_size) == (0, 1)
     batch = Batch(torch.arange(12))
     grad = reduced.inner_at(at, batch).grad_omega["omega"]
     assert torch.allclose(grad, data.losses().inner_at(at, batch).grad_omega["omega"], rtol=1e-14)
-    assert ranks.messages == 0
+    assert group.messages == 0

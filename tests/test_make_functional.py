@@ -5,7 +5,7 @@ from torch import nn
 import fsla
 
 
-def test_a_network_becomes_a_function_of_its_parameters():
+def test_make_functional_equals_module():
     model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
     omega, net = fsla.make_functional(model)
     x = torch.randn(5, 3)
@@ -15,7 +15,7 @@ def test_a_network_becomes_a_function_of_its_parameters():
     assert all(not t.requires_grad for t in omega.values())
 
 
-def test_a_missing_or_misspelt_name_is_an_error():
+def test_make_functional_wrong_parameter_name_raises():
     omega, net = fsla.make_functional(nn.Linear(3, 2))
     with pytest.raises(ValueError, match=r"lacks \['bias'\]"):
         net({"weight": omega["weight"]}, torch.ones(1, 3))
@@ -23,7 +23,7 @@ def test_a_missing_or_misspelt_name_is_an_error():
         net({**omega, "biass": omega["bias"]}, torch.ones(1, 3))
 
 
-def test_a_parameter_that_is_registered_later_is_never_used_in_silence():
+def test_make_functional_later_parameter_raises():
     model = nn.Sequential(nn.Linear(3, 2))
     omega, net = fsla.make_functional(model)
     model.append(nn.Linear(2, 2))
@@ -31,16 +31,16 @@ def test_a_parameter_that_is_registered_later_is_never_used_in_silence():
         net(omega, torch.ones(1, 3))
 
 
-def test_the_model_has_its_own_parameters_back_after_an_error():
+def test_make_functional_restores_parameters_after_error():
     model = nn.Linear(3, 2)
-    own = list(model.parameters())
+    parameters = list(model.parameters())
     omega, net = fsla.make_functional(model)
     with pytest.raises(RuntimeError):
         net(omega, torch.ones(1, 4))
-    assert all(a is b for a, b in zip(model.parameters(), own, strict=True))
+    assert all(a is b for a, b in zip(model.parameters(), parameters, strict=True))
 
 
-def test_frozen_parameters_buffers_and_tied_weights():
+def test_make_functional_handles_frozen_buffers_and_tied():
     class Tied(nn.Module):
         def __init__(self):
             super().__init__()
@@ -67,7 +67,7 @@ def test_frozen_parameters_buffers_and_tied_weights():
 @pytest.mark.parametrize(
     "layer", [nn.BatchNorm1d(3), nn.InstanceNorm1d(3, track_running_stats=True)], ids=lambda m: type(m).__name__
 )
-def test_running_statistics_need_a_policy(layer):
+def test_make_functional_running_statistics_need_policy(layer):
     model = nn.Sequential(nn.Linear(3, 3), layer)
     text = rf"'1' \({type(layer).__name__}.*running statistics.*batch_norm=\"batch\".*track_running_stats=False"
     with pytest.raises(ValueError, match=text):
@@ -82,7 +82,7 @@ def test_running_statistics_need_a_policy(layer):
         fsla.make_functional(model, batch_norm="freeze")
 
 
-def test_dropout_needs_a_seed():
+def test_make_functional_dropout_without_seed_raises():
     model = nn.Sequential(nn.Linear(3, 3), nn.Dropout(0.5))
     omega, net = fsla.make_functional(model)
     with pytest.raises(ValueError, match=r"Dropout.*new mask.*Give the step.s batches a seed"):
@@ -91,12 +91,12 @@ def test_dropout_needs_a_seed():
     net(omega, torch.ones(3, 3))
 
 
-def test_layers_that_do_not_move_are_accepted():
+def test_make_functional_accepts_stateless_layers():
     for layer in (nn.BatchNorm1d(3, track_running_stats=False), nn.Dropout(0.0), nn.LayerNorm(3)):
         fsla.make_functional(nn.Sequential(nn.Linear(3, 3), layer))
 
 
-def test_what_is_no_network_is_refused():
+def test_make_functional_of_non_module_raises():
     with pytest.raises(TypeError, match=r"torch.nn.Module.*dict"):
         fsla.make_functional({})
     with pytest.raises(ValueError, match="at least one parameter"):
@@ -131,20 +131,20 @@ class Counting(nn.Module):
         (Counting(), r"writes its buffers \['calls'\]"),
     ],
 )
-def test_what_modules_do_not_tell_the_first_call_does(model, text):
+def test_make_functional_first_call_detects_state(model, text):
     omega, net = fsla.make_functional(model)
     below_zero = {name: -t.abs() for name, t in omega.items()}  # RReLU draws for negative inputs alone
     with pytest.raises(ValueError, match=text):
         net(below_zero, torch.ones(2, 3))
 
 
-def test_a_parameter_of_another_shape_is_refused_though_it_would_broadcast():
+def test_make_functional_broadcastable_parameter_raises():
     omega, net = fsla.make_functional(nn.Linear(3, 4))
     with pytest.raises(ValueError, match=r"omega\['bias'\] must have shape \(4,\). Got \(1,\)"):
         net({**omega, "bias": torch.zeros(1)}, torch.ones(2, 3))
 
 
-def test_networks_take_named_arguments():
+def test_make_functional_passes_named_arguments():
     class Scaled(nn.Linear):
         def forward(self, x, *, scale=1.0):
             return scale * super().forward(x)

@@ -17,7 +17,7 @@ _CHOICES = {"problems": (*PROBLEMS, "transformer"), "engines": ENGINES, "scaling
 
 
 @dataclass(frozen=True)
-class Asked:
+class BenchRequest:
     """Which problems, under which engines, what is varied, and how often each step is timed."""
 
     problems: tuple[str, ...]
@@ -37,9 +37,11 @@ class Asked:
         small = tuple(name for name in self.problems if name != "transformer")
         rows, notes = measure(small, self.rounds, device, report, engines=self.engines, with_peers=self.peers)
         if "transformer" in self.problems:
-            own, said = measure_transformer(self.rounds, device, report, engines=self.engines, autocast=self.autocast)
-            rows += own
-            notes += said
+            transformer_rows, transformer_notes = measure_transformer(
+                self.rounds, device, report, engines=self.engines, autocast=self.autocast
+            )
+            rows += transformer_rows
+            notes += transformer_notes
         for name in self.scalings:
             rows += scaling(name, self.rounds, device, report)
         return rows, notes

@@ -28,11 +28,11 @@ def case(request):
     return PROBLEMS[request.param]()
 
 
-def error(found, exact):
-    return float(tree.norm(tree.sub(found.value, exact.value)) / tree.norm(exact.value))
+def error(actual, exact):
+    return float(tree.norm(tree.sub(actual.value, exact.value)) / tree.norm(exact.value))
 
 
-def test_the_exact_one_meets_the_closed_form():
+def test_hypergradient_exact_matches_closed_form():
     problem, at, *batches = quadratic()
     h = fsla.hypergradient(problem, at, *batches, "exact")
     lam = at.lam["lam"]
@@ -43,7 +43,7 @@ def test_the_exact_one_meets_the_closed_form():
     assert h.residual < 1e-13
 
 
-def test_the_exact_one_meets_central_differences_of_f(case):
+def test_hypergradient_exact_matches_central_differences(case):
     """Every coordinate of ∇f, relative 1e-6, with f itself solved to machine precision."""
     problem, at, train, valid = case
     exact = fsla.hypergradient(problem, at, train, valid, "exact")
@@ -60,7 +60,7 @@ def test_the_exact_one_meets_central_differences_of_f(case):
         assert (f(flat + e) - f(flat - e)) / (2 * step) == pytest.approx(float(slope), rel=1e-6, abs=1e-9)
 
 
-def test_large_problems_take_the_iterative_path(monkeypatch, case):
+def test_hypergradient_exact_on_large_problem_is_iterative(monkeypatch, case):
     problem, at, train, valid = case
     dense = fsla.hypergradient(problem, at, train, valid, "exact")
     monkeypatch.setattr("fsla.hypergradients._exact.DENSE", 0)
@@ -73,13 +73,13 @@ def spectrum(problem, at, train):
 
 
 @pytest.mark.parametrize("method", ["neumann", "unrolled", "forward_unrolled", "single_loop"])
-def test_linear_methods_converge_at_the_rate_of_the_theory(case, method):
+def test_hypergradient_linear_methods_converge_at_theoretical_rate(case, method):
     """Error ratio over 10 steps at most (1-βμ)^10, near ω_λ; FSLA's double pole (τ = β) allows a factor linear in K."""
     problem, at, train, valid = case
     exact = fsla.hypergradient(problem, at, train, valid, "exact")
-    here = Point(at.lam, exact.omega)
-    mu, L = spectrum(problem, here, train)
-    beta, start = 1 / L, here if method == "neumann" else Point(at.lam, tree.axpy(1e-3, at.omega, exact.omega))
+    point = Point(at.lam, exact.omega)
+    mu, L = spectrum(problem, point, train)
+    beta, start = 1 / L, point if method == "neumann" else Point(at.lam, tree.axpy(1e-3, at.omega, exact.omega))
     errors = {
         K: error(fsla.hypergradient(problem, start, train, valid, method, num_steps=K, step_size=beta), exact)
         for K in (20, 30, 40, 400)
@@ -90,23 +90,23 @@ def test_linear_methods_converge_at_the_rate_of_the_theory(case, method):
     assert errors[400] < 1e-9 or errors[400] <= 2 * 400 * (1 - beta * mu) ** 400
 
 
-def test_cg_converges_at_the_rate_of_the_theory_and_is_exact_at_n(case):
+def test_hypergradient_cg_converges_at_theoretical_rate(case):
     problem, at, train, valid = case
     exact = fsla.hypergradient(problem, at, train, valid, "exact")
-    here = Point(at.lam, exact.omega)
-    mu, L = spectrum(problem, here, train)
+    point = Point(at.lam, exact.omega)
+    mu, L = spectrum(problem, point, train)
     rate = ((L / mu) ** 0.5 - 1) / ((L / mu) ** 0.5 + 1)
     v_star = tree.flatten(exact.adjoint)
-    H = hessian_matrix(problem.inner_at(here, Batch(train)).hvp, here.omega)
+    H = hessian_matrix(problem.inner_at(point, Batch(train)).hvp, point.omega)
     for K in range(1, 8):
-        h = fsla.hypergradient(problem, here, train, valid, "cg", num_steps=K)
+        h = fsla.hypergradient(problem, point, train, valid, "cg", num_steps=K)
         gap = tree.flatten(h.adjoint) - v_star
         assert float(gap @ H @ gap) ** 0.5 <= 2 * rate**K * float(v_star @ H @ v_star) ** 0.5 + 1e-12
     assert h.converged
     assert error(h, exact) < 1e-10
 
 
-def test_the_error_of_omega_cannot_be_removed_by_more_steps(case):
+def test_hypergradient_error_is_bounded_by_omega_error(case):
     """‖∇f_K - ∇f‖ ~ ‖ω - ω_λ‖ for K large: halving the distance halves the error."""
     problem, at, train, valid = case
     exact = fsla.hypergradient(problem, at, train, valid, "exact")
@@ -118,7 +118,7 @@ def test_the_error_of_omega_cannot_be_removed_by_more_steps(case):
     assert errors[0] / errors[1] == pytest.approx(2.0, rel=1e-2)
 
 
-def test_bp_equals_ns_on_a_quadratic_and_the_tangent_equals_bp(case):
+def test_hypergradient_bp_ns_and_forward_agree_on_quadratic(case):
     problem, at, train, valid = case
     for K in (1, 2, 7, 30):
         bp = fsla.hypergradient(problem, at, train, valid, "unrolled", num_steps=K, step_size=0.05)
@@ -131,7 +131,7 @@ def test_bp_equals_ns_on_a_quadratic_and_the_tangent_equals_bp(case):
             assert error(ns, bp) > 1e-6  # elsewhere they differ
 
 
-def test_truncation_keeps_the_last_terms():
+def test_hypergradient_truncation_keeps_last_terms():
     problem, at, train, valid = ridge_logistic()
     full = fsla.hypergradient(problem, at, train, valid, "unrolled", num_steps=10, step_size=0.2)
     same = fsla.hypergradient(problem, at, train, valid, "unrolled", num_steps=10, step_size=0.2, unroll_length=10)
@@ -147,7 +147,7 @@ def test_truncation_keeps_the_last_terms():
     assert gaps[-1] > 0
 
 
-def test_default_steps_need_no_tuning(case):
+def test_hypergradient_default_step_converges(case):
     problem, at, train, valid = case
     exact = fsla.hypergradient(problem, at, train, valid, "exact")
     for method in ("unrolled", "single_loop"):
@@ -157,7 +157,7 @@ def test_default_steps_need_no_tuning(case):
     assert error(h, exact) < 1e-6
 
 
-def test_convergence_is_reported(case):
+def test_hypergradient_reports_convergence(case):
     problem, at, train, valid = case
     few = fsla.hypergradient(problem, at, train, valid, "cg", num_steps=2)
     assert few.converged is False
@@ -175,7 +175,7 @@ def test_convergence_is_reported(case):
 
 @pytest.mark.parametrize("factor", [2.02, 3.0])
 @pytest.mark.parametrize("steps", [1, 3, 50])
-def test_a_neumann_step_over_two_over_l_is_named(case, factor, steps):
+def test_hypergradient_neumann_step_too_large_is_reported(case, factor, steps):
     problem, at, train, valid = case
     _, L = spectrum(problem, at, train)
     with pytest.warns(fsla.ConvergenceWarning, match="must be under 2/L.*Leave step_size out"):
@@ -184,7 +184,7 @@ def test_a_neumann_step_over_two_over_l_is_named(case, factor, steps):
     assert "diverges" in h.message
 
 
-def test_an_indefinite_hessian_is_named():
+def test_hypergradient_indefinite_hessian_is_reported():
     problem = fsla.Problem(
         lambda lam, omega, batch: (lam["a"] * omega["w"].square()).sum() + omega["w"].sum(),
         lambda lam, omega, batch: (omega["w"] - 1).square().sum(),
@@ -197,7 +197,7 @@ def test_an_indefinite_hessian_is_named():
             fsla.hypergradient(problem, at, None, None, method)
 
 
-def test_an_inner_problem_without_a_minimum_is_named():
+def test_hypergradient_singular_inner_problem_is_reported():
     problem = fsla.Problem(
         lambda lam, omega, batch: (lam["a"] * -omega["w"]).exp().sum(), lambda lam, omega, batch: omega["w"].sum()
     )
@@ -219,13 +219,13 @@ def test_an_inner_problem_without_a_minimum_is_named():
         ({"method": "unrolled", "unroll_length": 0}, ValueError, "'unroll_length'.*at least 1"),
     ],
 )
-def test_bad_options_get_one_message(options, error_type, text):
+def test_hypergradient_invalid_option_raises(options, error_type, text):
     problem, at, train, valid = ridge_logistic()
     with pytest.raises(error_type, match=text):
         fsla.hypergradient(problem, at, train, valid, **options)
 
 
-def test_points_of_the_wrong_form_get_one_message():
+def test_hypergradient_malformed_point_raises():
     problem, at, train, valid = ridge_logistic()
     with pytest.raises(TypeError, match="lam must be a mapping"):
         fsla.hypergradient(problem, Point(at.lam["log_ridge"], at.omega), train, valid)
@@ -234,7 +234,7 @@ def test_points_of_the_wrong_form_get_one_message():
 
 
 @pytest.mark.parametrize("method", ["cg", "neumann", "single_loop", "unrolled", "implicit"])
-def test_float32_on_a_network_agrees_with_float64_to_what_it_allows(method):
+def test_hypergradient_float32_network_matches_float64(method):
     """Relative 1e-4, a thousand rounding units; and nothing warns (warnings are errors here)."""
     values = {}
     for dtype in (torch.float32, F64):
@@ -245,7 +245,7 @@ def test_float32_on_a_network_agrees_with_float64_to_what_it_allows(method):
     assert float((values[torch.float32] - values[F64]).norm() / values[F64].norm()) < 1e-4
 
 
-def test_products_in_float32_on_a_network():
+def test_products_float32_network_match_float64():
     products = {}
     for dtype in (torch.float32, F64):
         problem, at, train, _ = network(dtype)
@@ -253,7 +253,7 @@ def test_products_in_float32_on_a_network():
     assert float((products[torch.float32] - products[F64]).norm() / products[F64].norm()) < 1e-5
 
 
-def test_the_check_covers_every_method_and_prints_a_table(case):
+def test_check_hypergradient_covers_methods_and_prints_table(case):
     problem, at, train, valid = case
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -269,14 +269,14 @@ def test_the_check_covers_every_method_and_prints_a_table(case):
     assert len(text.splitlines()) == 4 + len(report.rows)
 
 
-def test_the_check_sees_a_wrong_gradient():
+def test_check_hypergradient_detects_wrong_gradient():
     """An outer loss with a detached path has a wrong ∂_λ F; the central difference shows it."""
     problem, at, train, valid = ridge_logistic()
-    lying = fsla.Problem(
+    wrong = fsla.Problem(
         problem.inner_loss,
         lambda lam, omega, b: problem.outer_loss({"log_ridge": lam["log_ridge"].detach()}, omega, b),
     )
-    assert fsla.check_hypergradient(lying, at, train, valid, num_steps=(5,)).exact_vs_finite_difference > 1e-3
+    assert fsla.check_hypergradient(wrong, at, train, valid, num_steps=(5,)).exact_vs_finite_difference > 1e-3
 
 
 def ridge_setup():
@@ -292,14 +292,14 @@ def ridge_setup():
 
 
 @pytest.mark.parametrize("method", ["single_loop", "unrolled", "forward_unrolled", "neumann"])
-def test_a_result_that_is_not_finite_is_never_called_converged(method):
+def test_hypergradient_nonfinite_is_not_converged(method):
     problem, at, batch = ridge_setup()
     with pytest.warns(fsla.ConvergenceWarning, match="diverge"):
         h = fsla.hypergradient(problem, at, batch, batch, method, step_size=1e200, num_steps=20)
     assert not h.converged
 
 
-def test_tensors_that_require_grad_leave_no_graph_in_results_and_states():
+def test_hypergradient_of_grad_tensors_leaves_no_graph():
     problem, at, batch = ridge_setup()
     leaves = Point(at.lam, {"w": at.omega["w"].clone().requires_grad_()})
     h = fsla.hypergradient(problem, leaves, batch, batch, "exact")
@@ -313,7 +313,7 @@ def test_tensors_that_require_grad_leave_no_graph_in_results_and_states():
         )
 
 
-def test_a_gradient_that_is_not_finite_at_the_start_is_named():
+def test_hypergradient_nonfinite_start_is_reported():
     problem, at, batch = ridge_setup()
     spiky = fsla.Problem(
         lambda lam, o, b: problem.inner_loss(lam, o, b) + o["w"].square().sum().sqrt(), problem.outer_loss
@@ -322,14 +322,14 @@ def test_a_gradient_that_is_not_finite_at_the_start_is_named():
         fsla.hypergradient(spiky, at, batch, batch)
 
 
-def test_no_step_is_chosen_without_curvature():
+def test_hypergradient_default_step_without_curvature_raises():
     flat = fsla.Problem(lambda lam, o, b: (lam["a"].exp() * o["w"]).sum(), lambda lam, o, b: o["w"].square().sum())
     at = Point({"a": torch.zeros(2, dtype=F64)}, {"w": torch.ones(2, dtype=F64)})
     with pytest.raises(ValueError, match=r"must curve upwards.*Give step_size"):
         fsla.hypergradient(flat, at, None, None, "single_loop")
 
 
-def test_odd_arguments_get_one_message():
+def test_hypergradient_odd_argument_raises():
     problem, at, batch = ridge_setup()
     with pytest.raises(ValueError, match="unroll_length is for method='unrolled' alone"):
         fsla.hypergradient(problem, at, batch, batch, "cg", unroll_length=3)
@@ -347,14 +347,14 @@ def test_odd_arguments_get_one_message():
     assert len(fsla.check_hypergradient(problem, at, batch, batch, num_steps=3).rows) == 6
 
 
-def test_an_ill_conditioned_system_in_float32_is_named_for_what_it_is():
+def test_hypergradient_ill_conditioned_float32_is_reported():
     scales = torch.logspace(-5, 0, 60, dtype=torch.float64).float()
     problem = fsla.Problem(
         lambda lam, o, b: (scales * o["w"].square()).sum() / 2 + (lam["a"] * o["w"]).sum(),
         lambda lam, o, b: (o["w"] * torch.linspace(1, 2, 60)).sum(),
     )
     at = Point({"a": torch.zeros(60)}, {"w": torch.zeros(60)})
-    with warnings.catch_warnings(record=True) as said:
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         h = fsla.hypergradient(problem, at, None, None, "cg", num_steps=2000)
-    assert h.converged or "too ill-conditioned for this dtype" in str(said[0].message)
+    assert h.converged or "too ill-conditioned for this dtype" in str(caught[0].message)

@@ -33,13 +33,13 @@ def folder(tmp_path):
 
 @given(st.lists(st.integers(0, 4), min_size=1, max_size=3), st.sampled_from(["u1", ">i4"]))
 @settings(max_examples=30, deadline=None)
-def test_idx_files_come_back_as_they_were(tmp_path_factory, shape, dtype):
+def test_read_idx_round_trip(tmp_path_factory, shape, dtype):
     array = np.arange(int(np.prod(shape))).reshape(shape).astype(dtype)
     path = tmp_path_factory.mktemp("idx") / "x.gz"
     write(path, array)
-    found = read_idx(path)
-    assert found.shape == array.shape
-    assert (found == array).all()
+    actual = read_idx(path)
+    assert actual.shape == array.shape
+    assert (actual == array).all()
 
 
 @pytest.mark.parametrize(
@@ -55,7 +55,7 @@ def test_idx_files_come_back_as_they_were(tmp_path_factory, shape, dtype):
         (lambda raw: gzip.compress(b""), "must hold an idx file"),
     ],
 )
-def test_damaged_files_get_one_message(tmp_path, damage, text):
+def test_read_idx_of_damaged_file_raises(tmp_path, damage, text):
     path = tmp_path / "x.gz"
     path.write_bytes(damage(idx_bytes(images(5))))
     with pytest.raises(DataError, match=text) as error:
@@ -63,7 +63,7 @@ def test_damaged_files_get_one_message(tmp_path, damage, text):
     assert str(path) in str(error.value)
 
 
-def test_no_more_is_unpacked_than_was_announced(tmp_path):
+def test_read_idx_unpacks_announced_size_only(tmp_path):
     """64 MB of zeros after a header that announces 20 values: a small file that unpacks to a large one."""
     path = tmp_path / "x.gz"
     with gzip.open(path, "wb") as file:
@@ -78,40 +78,40 @@ def test_no_more_is_unpacked_than_was_announced(tmp_path):
     assert peak < 8 * 2**20
 
 
-def test_an_absurd_announcement_is_refused(tmp_path):
+def test_read_idx_with_huge_header_raises(tmp_path):
     path = tmp_path / "x.gz"
     path.write_bytes(gzip.compress(header(14, 2**31, 2**31) + bytes(100)))
     with pytest.raises(DataError, match=r"at most 2147483648 bytes of values. Its header announces 2147483648 x"):
         read_idx(path)
 
 
-def test_mnist_is_read(folder):
+def test_load_mnist_reads_files(folder):
     data = load("mnist", folder)
     assert data.train_x.shape == (60, 1, 28, 28)
     assert data.test_y.tolist() == labels(20).tolist()
     assert torch.equal(data.train_x[:, 0], torch.from_numpy(images(60)).float() / 255)
 
 
-def test_qmnist_takes_the_class_column_and_mnists_images(folder):
+def test_load_qmnist_uses_mnist_images(folder):
     data = load("qmnist", folder)
     assert data.train_y.tolist() == labels(60).tolist()
     assert len(data.test_y) == len(data.test_x) == 20
     assert data.origin == "QMNIST labels, MNIST images"
 
 
-def test_the_folder_may_come_from_the_environment(folder, monkeypatch):
+def test_data_dir_from_environment(folder, monkeypatch):
     monkeypatch.setenv("FSLA_DATA", str(folder))
     assert len(load("mnist").train_y) == 60
 
 
-def test_missing_files_are_named_with_their_places(tmp_path):
+def test_load_with_missing_files_lists_paths(tmp_path):
     with pytest.raises(
         DataError, match=r"fashion-mnist needs files.*train-images-idx3-ubyte.gz.*--data-dir or FSLA_DATA"
     ):
         load("fashion-mnist", tmp_path)
 
 
-def test_mislabelled_files_are_refused(folder):
+def test_load_of_swapped_files_raises(folder):
     name = sets.SOURCES["mnist"]
     write(folder / "mnist" / name.train_labels.name, np.full(60, 10, "u1"))
     with pytest.raises(DataError, match=r"labels from 0 to 9. It holds labels from 10 to 10"):
@@ -127,23 +127,23 @@ def test_mislabelled_files_are_refused(folder):
         load("mnist", folder)
 
 
-def test_an_unknown_name_is_refused():
+def test_load_of_unknown_dataset_raises():
     with pytest.raises(ValueError, match=r"'minst'.*Did you mean 'mnist'"):
         load("minst")
 
 
-def test_digits_need_nothing():
+def test_load_digits_needs_no_files():
     data = load("digits")
     assert len(data.train_y) + len(data.test_y) == 1797
     assert data.train_x.shape[1:] == (1, 8, 8)
     assert 0 <= data.train_x.min() < data.train_x.max() <= 1
 
 
-def test_check_tells_what_is_wrong_with_each_file(folder):
+def test_check_reports_problem_of_each_file(folder):
     (folder / "mnist" / sets.SOURCES["mnist"].test_labels.name).write_bytes(b"junk")
-    found = sets.check("mnist", folder)
-    assert [c.good for c in found] == [True, True, True, False]
-    assert "60 x 28 x 28; readable, but not the published file" in found[0].text
+    results = sets.check("mnist", folder)
+    assert [c.good for c in results] == [True, True, True, False]
+    assert "60 x 28 x 28; readable, but not the published file" in results[0].text
     qmnist = sets.check("qmnist", folder)
     assert [c.good for c in qmnist] == [True, True, True, True]
     assert "MNIST's, which stand in" in qmnist[0].text
@@ -151,12 +151,12 @@ def test_check_tells_what_is_wrong_with_each_file(folder):
     assert sets.check("digits", folder)[0].good
 
 
-def test_check_counts_labels_and_images(folder):
+def test_check_compares_numbers_of_labels_and_images(folder):
     write(folder / "mnist" / sets.SOURCES["mnist"].train_labels.name, labels(59))
-    found = sets.check("mnist", folder)
-    assert [c.good for c in found] == [True, False, True, True]
-    assert found[1].text.startswith("59; ")
-    assert "there are 60 training images" in found[1].text
+    results = sets.check("mnist", folder)
+    assert [c.good for c in results] == [True, False, True, True]
+    assert results[1].text.startswith("59; ")
+    assert "there are 60 training images" in results[1].text
     extended = np.zeros((19, 8), ">i4")
     write(folder / "qmnist" / sets.SOURCES["qmnist"].test_labels.name, extended)
     assert [c.good for c in sets.check("qmnist", folder)] == [True, True, True, False]
@@ -164,7 +164,7 @@ def test_check_counts_labels_and_images(folder):
         load("qmnist", folder)
 
 
-def test_the_fingerprint_is_that_of_the_data_not_of_its_place(folder):
+def test_fingerprint_ignores_path(folder):
     source = sets.SOURCES["mnist"]
     arrays = (images(60), labels(60), images(20, 1), labels(20))
     for file, array in zip(source.files, arrays, strict=True):
@@ -185,7 +185,7 @@ CASES = st.tuples(st.sampled_from(["uniform", "wrong", "pair"]), st.floats(0, 1)
 
 @given(CASES)
 @settings(max_examples=50, deadline=None)
-def test_label_noise(case):
+def test_corrupt_flips_requested_share(case):
     kind, rate, seed = case
     true = torch.arange(500) % 10
     noise = corrupt(true, 10, kind, rate, torch.Generator().manual_seed(seed))
@@ -203,7 +203,7 @@ def test_label_noise(case):
         assert torch.equal(noise.labels[noise.changed], (true[noise.changed] + 1) % 10)
 
 
-def test_uniform_noise_leaves_a_tenth_right():
+def test_corrupt_uniform_keeps_a_tenth():
     true = torch.zeros(20_000, dtype=torch.long)
     noise = corrupt(true, 10, "uniform", 0.8, torch.Generator().manual_seed(0))
     assert float(noise.changed.double().mean()) == pytest.approx(0.72, abs=0.01)
@@ -220,12 +220,12 @@ def test_uniform_noise_leaves_a_tenth_right():
         ((torch.arange(10), 9, "uniform", 0.1), "between 0 and 8. Got 0 to 9"),
     ],
 )
-def test_bad_noise_gets_one_message(args, text):
+def test_corrupt_invalid_noise_raises(args, text):
     with pytest.raises(ValueError, match=text):
         corrupt(*args, torch.Generator())
 
 
-def test_long_tails_fall_geometrically():
+def test_long_tail_falls_geometrically():
     true = torch.arange(10_000) % 10
     index = long_tail(true, 10, 20.0, torch.Generator().manual_seed(0))
     counts = torch.bincount(true[index], minlength=10)
@@ -234,7 +234,7 @@ def test_long_tails_fall_geometrically():
     assert len(index) == len(set(index.tolist()))
 
 
-def test_the_task_is_drawn_from_its_seed(folder):
+def test_make_task_depends_on_seed(folder):
     spec = TaskSpec("mnist", n_train=30, n_valid=20, seed=3)
     one, two = make_task(spec, data_dir=folder), make_task(spec, data_dir=folder)
     for a, b in zip(one, two, strict=True):
@@ -257,33 +257,33 @@ def test_the_task_is_drawn_from_its_seed(folder):
         ({"inputs": "raw"}, "scaling of the inputs"),
     ],
 )
-def test_bad_tasks_get_one_message(folder, changes, text):
+def test_task_spec_invalid_value_raises(folder, changes, text):
     with pytest.raises(ValueError, match=text):
         make_task(TaskSpec("mnist", **({"n_train": 10, "n_valid": 10} | changes)), data_dir=folder)
 
 
-def test_cycling_goes_round_and_round():
+def test_cycle_repeats_loader():
     batches = cycle([1, 2, 3])
     assert [next(batches) for _ in range(7)] == [1, 2, 3, 1, 2, 3, 1]
 
 
-def test_a_cycled_loader_shuffles_anew():
+def test_cycle_reshuffles_loader():
     data = torch.arange(20)
     generator = torch.Generator().manual_seed(0)
     batches = cycle(torch.utils.data.DataLoader(data, batch_size=5, shuffle=True, generator=generator))
     rounds = [torch.cat([next(batches) for _ in range(4)]) for _ in range(3)]
-    for found in rounds:
-        assert torch.equal(found.sort().values, data)
+    for epoch in rounds:
+        assert torch.equal(epoch.sort().values, data)
     assert not torch.equal(rounds[0], rounds[1])
     assert not torch.equal(rounds[1], rounds[2])
 
 
-def test_cycling_through_nothing_is_an_error():
+def test_cycle_of_empty_loader_raises():
     with pytest.raises(ValueError, match=r"at least one batch each time round. The list is empty"):
         next(cycle([]))
 
 
-def test_cycling_through_what_ends_is_an_error():
+def test_cycle_of_iterator_raises():
     batches = cycle(x for x in (1, 2))
     assert [next(batches), next(batches)] == [1, 2]
     with pytest.raises(ValueError, match=r"The generator gave its batches once and has ended. Pass a DataLoader"):

@@ -75,21 +75,21 @@ def run_both(adjoint_at, momentum, schedule, mode="independent", projection=None
     gap = 0.0
     for k, batches in enumerate(drawn[1:]):
         state = algorithm.step(problem, state, batches)
-        found = state.lam.value["lam"], state.omega.value["omega"], state.v["omega"], state.direction["lam"]
-        gap = max(gap, *(float(np.abs(a.numpy() - b).max()) for a, b in zip(found, reference[k + 1], strict=True)))
+        actual = state.lam.value["lam"], state.omega.value["omega"], state.v["omega"], state.direction["lam"]
+        gap = max(gap, *(float(np.abs(a.numpy() - b).max()) for a, b in zip(actual, reference[k + 1], strict=True)))
     assert state.step_count == STEPS
     return gap, reference
 
 
 @pytest.mark.parametrize(("adjoint_at", "momentum", "schedule"), OPTIONS)
-def test_the_trajectory_is_that_of_an_independent_algorithm_1(adjoint_at, momentum, schedule):
+def test_fsla_trajectory_equals_independent_algorithm_1(adjoint_at, momentum, schedule):
     gap, reference = run_both(adjoint_at, momentum, schedule)
     assert gap < 1e-10
     assert np.abs(reference[-1][0] - reference[0][0]).max() > 0.1  # it went somewhere
 
 
 @pytest.mark.parametrize("mode", ["grouped", "shared"])
-def test_grouped_and_shared_samples_follow_it_too(mode):
+def test_fsla_with_grouped_and_shared_batches_equals_reference(mode):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", SharedBatchWarning)
         assert run_both("old_params", "storm", "sqrt", mode)[0] < 1e-10
@@ -102,18 +102,18 @@ def test_grouped_and_shared_samples_follow_it_too(mode):
         (Ball(0.5), lambda x: x * min(1.0, 0.5 / np.linalg.norm(x))),
     ],
 )
-def test_projections_follow_it_too(projection, plain):
+def test_fsla_with_projection_equals_reference(projection, plain):
     gap, reference = run_both("old_params", "storm", "sqrt", projection=projection, plain_projection=plain)
     assert gap < 1e-10
     assert all(np.allclose(plain(lam), lam) for lam, *_ in reference)
 
 
-def test_eta_is_clipped_or_not():
+def test_fsla_new_grad_weight_clipping():
     assert fsla.steps.inverse_sqrt(delta=10.0, c_eta=0.9).rates(0).new_grad_weight == 1.0
     assert fsla.steps.Schedule(1, 1, 1, new_grad_weight=9.0, clip_weight=False).rates(0).new_grad_weight == 9.0
 
 
-def test_the_deterministic_run_is_the_single_loop_equation():
+def test_fsla_deterministic_equals_single_loop_equation():
     q = Quadratic.random(3, 5, seed=1)
     H, J, Q, R, S = q.H, q.J, q.Q, q.R, q.S
     alpha, tau, beta = 0.05, 0.08, 0.08
@@ -133,7 +133,7 @@ def test_the_deterministic_run_is_the_single_loop_equation():
         assert torch.allclose(state.direction["lam"], h, atol=1e-12)
 
 
-def test_the_memory_is_the_closed_form_sum():
+def test_fsla_adjoint_equals_closed_form_sum():
     """v_K = Σ β_k P_K … P_{k+1} ∂_ω F(λ_k, ω_k), the corrected expansion of section 4."""
     problem, at, train, valid = ridge_logistic()
     batches, beta = StepBatches.shared(train, valid), 0.3
@@ -152,7 +152,7 @@ def test_the_memory_is_the_closed_form_sum():
     assert float(tree.norm(tree.sub(total, state.v))) < 1e-13
 
 
-def test_a_step_is_pure():
+def test_alternating_step_is_pure():
     problem, at, train, valid = network()
     algorithm, batches = fsla.algorithms.fsla(fsla.steps.constant(0.1, 0.1, 0.1, 0.5)), StepBatches.shared(train, valid)
     first = algorithm.init(problem, at, batches)
@@ -235,14 +235,14 @@ STORM = {
 
 
 @pytest.mark.parametrize("name", STORM)
-def test_oracle_calls_of_a_step(name):
+def test_alternating_step_oracle_counts(name):
     algorithm, expected = STORM[name]
-    found = count_step(algorithm).calls
-    expected.inner_views, expected.outer_views = found.inner_views, found.outer_views
-    assert found == expected
+    actual = count_step(algorithm).calls
+    expected.inner_views, expected.outer_views = actual.inner_views, actual.outer_views
+    assert actual == expected
 
 
-def test_samples_are_counted_too():
+def test_counted_problem_counts_samples():
     assert count_step(fsla.algorithms.fsla(R)).samples.hvp == 8
     assert count_step(fsla.algorithms.fsla(R)).samples.mixed_hvp == 16
 
@@ -258,12 +258,12 @@ def test_samples_are_counted_too():
         (fsla.algorithms.bp(R, inner_steps=5, momentum="none"), "shared", 10, 1),
     ],
 )
-def test_graphs_are_shared_where_point_and_batch_are_the_same(algorithm, mode, inner, outer):
+def test_views_of_same_point_and_batch_share_graph(algorithm, mode, inner, outer):
     calls = count_step(algorithm, mode).calls
     assert (calls.inner_views, calls.outer_views) == (inner, outer)
 
 
-def test_sharing_changes_no_number():
+def test_view_sharing_changes_no_number():
     problem, at, train, valid = network()
     algorithm = fsla.algorithms.fsla(fsla.steps.constant(0.1, 0.1, 0.1, 0.5))
     shared = StepBatches.shared(train, valid)
@@ -274,7 +274,7 @@ def test_sharing_changes_no_number():
         assert float(tree.norm(tree.sub(a.direction, b.direction))) < 1e-15
 
 
-def test_batches_serve_the_inner_steps_one_by_one():
+def test_inner_steps_use_batches_in_order():
     problem, at = DATA.losses(), Point({"lam": normal(4)}, {"omega": normal(5)})
     drawn = draw("independent", 3)
     algorithm = fsla.algorithms.amigo(R, inner_steps=3, hvp_steps=1)
@@ -291,7 +291,7 @@ def test_batches_serve_the_inner_steps_one_by_one():
             algorithm.step(problem, state, many._replace(inner_grad=(inner * 2)[:n]))
 
 
-def test_batches_that_no_step_would_read_are_refused():
+def test_unused_batches_raise():
     problem, at = DATA.losses(), Point({"lam": normal(4)}, {"omega": normal(5)})
     drawn = draw("independent", 4)
     four = drawn[0]._replace(hvp=tuple(x.hvp[0] for x in drawn[:4]))
@@ -304,7 +304,7 @@ def test_batches_that_no_step_would_read_are_refused():
     assert fsla.algorithms.bp(R, inner_steps=5).batches == fsla.BatchSpec(inner_grad=5, hvp=5)
 
 
-def test_cold_restarts_begin_at_the_first_omega():
+def test_restart_begins_at_first_omega():
     problem, at, train, valid = ridge_logistic()
     batches = StepBatches.shared(train, valid)
     for T, restart, cold in ((1, None, False), (3, None, True), (3, False, False), (1, True, True)):
@@ -319,7 +319,7 @@ def test_cold_restarts_begin_at_the_first_omega():
         assert float(tree.norm(tree.sub(omega, state.omega.value))) < 1e-14
 
 
-def test_the_radius_bounds_v():
+def test_max_adjoint_norm_bounds_adjoint():
     problem, at, train, valid = ridge_logistic()
     batches = StepBatches.shared(train, valid)
     algorithm = fsla.algorithms.fsla(fsla.steps.constant(0.0, 0.1, 0.5), max_adjoint_norm=0.01)
@@ -329,7 +329,7 @@ def test_the_radius_bounds_v():
         assert float(tree.norm(state.v)) <= 0.01 * (1 + 1e-12)
 
 
-def test_memory_does_not_grow_over_thousands_of_steps():
+def test_step_memory_does_not_grow():
     problem, at = DATA.losses(), Point({"lam": normal(4)}, {"omega": normal(5)})
     drawn = draw("grouped", 7)
     algorithm = fsla.algorithms.fsla(fsla.steps.inverse_sqrt(delta=0.1, c_tau=3.0, c_beta=3.0, c_eta=5.0))
@@ -370,12 +370,12 @@ def test_memory_does_not_grow_over_thousands_of_steps():
         (lambda: StepBatches.draw("both", int, int), ValueError, "'independent', 'grouped', 'shared'. Got 'both'"),
     ],
 )
-def test_bad_settings_get_one_message(make, error, text):
+def test_alternating_invalid_setting_raises(make, error, text):
     with pytest.raises(error, match=text):
         make()
 
 
-def test_batches_are_taken_at_the_start_too():
+def test_init_accepts_batches():
     problem, at = DATA.losses(), Point({"lam": normal(4)}, {"omega": normal(5)})
     drawn = draw("independent", 3)
     several = {"inner_grad": tuple(x.inner_grad[0] for x in drawn[:3]), "hvp": tuple(x.hvp[0] for x in drawn[:2])}
@@ -385,7 +385,7 @@ def test_batches_are_taken_at_the_start_too():
 
 
 @pytest.mark.parametrize("name", ["fsla", "soba", "ma_soba"])
-def test_the_start_is_projected(name):
+def test_init_projects_start(name):
     problem, at, train, valid = ridge_logistic()
     algorithm = fsla.algorithms.get_algorithm(name)(R, projection=Box(0.0, 1.0))
     state = algorithm.init(
@@ -396,7 +396,7 @@ def test_the_start_is_projected(name):
     assert state.lam.value["log_ridge"].max() == 1.0
 
 
-def test_a_state_tells_whether_it_is_finite():
+def test_state_is_finite_checks_all_parts():
     problem, at, train, valid = ridge_logistic()
     batches, algorithm = StepBatches.shared(train, valid), fsla.algorithms.fsla(fsla.steps.constant(0.1, 1e200, 0.1))
     state = algorithm.init(problem, at, batches)
@@ -406,7 +406,7 @@ def test_a_state_tells_whether_it_is_finite():
     assert not state.is_finite()
 
 
-def test_a_state_whose_v_alone_is_not_finite_is_not_finite():
+def test_state_is_finite_checks_adjoint():
     problem, at, train, valid = ridge_logistic()
     algorithm = fsla.algorithms.fsla(R)
     state = algorithm.init(problem, at, StepBatches.shared(train, valid))
@@ -415,7 +415,7 @@ def test_a_state_whose_v_alone_is_not_finite_is_not_finite():
         assert not replace(state, adjoint=adjoint).is_finite()
 
 
-def test_states_and_points_move_to_another_dtype():
+def test_state_to_dtype_converts_all_parts():
     problem, at, train, valid = ridge_logistic()
     batches, algorithm = StepBatches.shared(train, valid), fsla.algorithms.bp(R, inner_steps=2)
     state = algorithm.step(problem, algorithm.init(problem, at, batches), batches).to(torch.float32)
@@ -433,7 +433,7 @@ def test_storm_on_shared_batches_warns():
     fsla.algorithms.fsla(R, momentum="average").init(problem, at, batches)
 
 
-def test_wrong_kinds_of_arguments_get_one_message():
+def test_alternating_argument_of_wrong_type_raises():
     with pytest.raises(TypeError, match=r"step_sizes must be step sizes.*Got tuple"):
         fsla.algorithms.fsla((0.1, 0.1))
     with pytest.raises(TypeError, match=r"step_sizes must be step sizes"):

@@ -35,7 +35,7 @@ def make(**options):
 
 
 @pytest.mark.parametrize("hvp_method", ["autograd", "finite_difference"])
-def test_automatic_step_and_guard_make_no_large_host_tensor(hvp_method):
+def test_automatic_step_makes_no_large_host_tensor(hvp_method):
     """98 M random numbers or a copy of the optimiser on the host take seconds."""
     opt, batch = make(hvp_method=hvp_method)
     with RefuseLargeHostTensors():
@@ -45,7 +45,7 @@ def test_automatic_step_and_guard_make_no_large_host_tensor(hvp_method):
     assert all(t.is_cuda for t in opt._good["tensors"])
 
 
-def test_rescue_on_a_gpu_restores_the_last_good_state():
+def test_rollback_on_gpu_restores_last_good_state():
     """The copy on the device is as good as one on the host."""
     opt, batch = make()
     for _ in range(11):

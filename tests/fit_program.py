@@ -1,4 +1,4 @@
-"""Started by torchrun: the front end in several processes, in whatever way the first argument says."""
+"""Started by torchrun: `fit` in several processes, in whatever way the first argument says."""
 
 import json
 import os
@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 import fsla
-from fsla import distributed as ranks
+from fsla import distributed as distributed
 from fsla.distributed import _join as joining
 from fsla.distributed import _watchdog as watch
 from fsla.train import CheckpointError
@@ -61,23 +61,23 @@ def sgd(rate):
     return lambda parameters: torch.optim.SGD(parameters, lr=rate)
 
 
-GIVEN = {"inner_optimizer": sgd(0.1), "adjoint_optimizer": sgd(0.1), "outer_optimizer": sgd(0.5)}
+USER_OPTIMIZERS = {"inner_optimizer": sgd(0.1), "adjoint_optimizer": sgd(0.1), "outer_optimizer": sgd(0.5)}
 CASES = {
-    "storm, exact": (fsla.FSLA, {"momentum": "storm", "hvp_method": "autograd", **GIVEN}),
-    "soba, exact": (fsla.SOBA, {"hvp_method": "autograd", **GIVEN}),
-    "ma-soba, differences": (fsla.MASOBA, {"hvp_method": "finite_difference", **GIVEN}),
+    "storm, exact": (fsla.FSLA, {"momentum": "storm", "hvp_method": "autograd", **USER_OPTIMIZERS}),
+    "soba, exact": (fsla.SOBA, {"hvp_method": "autograd", **USER_OPTIMIZERS}),
+    "ma-soba, differences": (fsla.MASOBA, {"hvp_method": "finite_difference", **USER_OPTIMIZERS}),
     "automatic, exact": (fsla.FSLA, {"hvp_method": "auto"}),
     "automatic, differences": (fsla.FSLA, {"hvp_method": "finite_difference", "momentum": "average"}),
-    "batches in parts, differences": (fsla.SOBA, {"hvp_method": "finite_difference", **GIVEN}),
-    "batches in parts, exact": (fsla.SOBA, {"hvp_method": "autograd", **GIVEN}),
+    "batches in parts, differences": (fsla.SOBA, {"hvp_method": "finite_difference", **USER_OPTIMIZERS}),
+    "batches in parts, exact": (fsla.SOBA, {"hvp_method": "autograd", **USER_OPTIMIZERS}),
 }
 
 
-def path(kind, algorithm, options, steps, *, alone=False, in_parts=False, device="cpu"):
+def path(kind, algorithm, options, steps, *, single=False, in_parts=False, device="cpu"):
     """λ and ω after each step, on batches that do not divide evenly and, under STORM, on one sample."""
     model = network(kind, device)
     weights = fsla.SampleWeights(ROWS).to(device, F64)
-    with ranks.single_process() if alone else nullcontext():
+    with distributed.single_process() if single else nullcontext():
         opt = algorithm(model, weights, inner_loss=inner_loss, outer_loss=outer_loss, **options)
     generator = torch.Generator().manual_seed(3)
 
@@ -87,52 +87,52 @@ def path(kind, algorithm, options, steps, *, alone=False, in_parts=False, device
         drawn = (X[i], Y[i], i), (X_TRUSTED[j], Y_TRUSTED[j])
         return tuple(tuple(t.to(device) for t in part) for part in drawn)
 
-    found = []
+    values_by_step = []
     for k in range(steps):
         independent = draw(5, 1) if options.get("momentum") == "storm" else None
         inner, outer = draw(16, 7)
         if in_parts:
             inner = fsla.MicroBatches([tuple(t[:8] for t in inner), tuple(t[8:] for t in inner)])
         opt.step(inner, outer, independent_batches=independent, seed=k)
-        found.append(values(model, weights))
-    return torch.stack(found)
+        values_by_step.append(values(model, weights))
+    return torch.stack(values_by_step)
 
 
 def trajectories(out, steps):
-    here = ranks.get_group()
+    group = distributed.get_group()
     gaps = {}
     for name, (algorithm, options) in CASES.items():
         in_parts = "in parts" in name
-        alone = path("plain", algorithm, options, steps, alone=True, in_parts=in_parts)
+        single = path("plain", algorithm, options, steps, single=True, in_parts=in_parts)
         for kind in ("plain", "replicas", "shards"):
             if kind == "shards" and "exact" in name:
                 continue
-            together = path(kind, algorithm, options, steps, in_parts=in_parts)
-            gaps[f"{name}, {kind}"] = float((alone - together).abs().max())
-    gaps["moved"] = float((alone[-1] - alone[0]).abs().max())
-    if here.is_first:
+            all_ranks = path(kind, algorithm, options, steps, in_parts=in_parts)
+            gaps[f"{name}, {kind}"] = float((single - all_ranks).abs().max())
+    gaps["moved"] = float((single[-1] - single[0]).abs().max())
+    if group.is_first:
         Path(out).write_text(json.dumps(gaps))
 
 
 def fit(out, folder, kinds, steps, kills=""):
     """Runs of fit of several kinds, and what went wrong in them; a rank is killed at the given message of each attempt
     ("rank:message,…")."""
-    here = ranks.get_group()
+    group = distributed.get_group()
     attempt = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
     plan = [kill.split(":") for kill in kills.split(",") if kill]
-    if attempt < len(plan) and int(plan[attempt][0]) == here.rank:
-        die_at(here, int(plan[attempt][1]))
-    told = {}
+    if attempt < len(plan) and int(plan[attempt][0]) == group.rank:
+        die_at(group, int(plan[attempt][1]))
+    summary = {}
     for kind in kinds.split(","):
         try:
-            told[kind] = fit_one(here, Path(folder) / kind, kind, steps)
+            summary[kind] = fit_one(group, Path(folder) / kind, kind, steps)
         except (CheckpointError, SystemExit) as error:
-            told[kind] = f"{type(error).__name__}: {error}"
-    if here.is_first:
-        Path(out).write_text(json.dumps(told))
+            summary[kind] = f"{type(error).__name__}: {error}"
+    if group.is_first:
+        Path(out).write_text(json.dumps(summary))
 
 
-def fit_one(here, folder, kind, steps):
+def fit_one(group, folder, kind, steps):
     own_samples = kind == "own samples"
     model = network(kind)
     weights = fsla.SampleWeights(ROWS).to(F64)
@@ -145,14 +145,14 @@ def fit_one(here, folder, kind, steps):
         momentum="average",
         split_batches=not own_samples,
     )
-    torch.manual_seed(5 if here.is_first else 99)  # rank 0's holds
+    torch.manual_seed(5 if group.is_first else 99)  # rank 0's holds
     mixed = TensorDataset(X, Y, torch.arange(ROWS))
     train = DataLoader(mixed, batch_size=10, shuffle=True)
     if own_samples:
-        sampler = DistributedSampler(mixed, num_replicas=here.world_size, rank=here.rank, seed=7)
+        sampler = DistributedSampler(mixed, num_replicas=group.world_size, rank=group.rank, seed=7)
         train = DataLoader(mixed, batch_size=5, sampler=sampler)
     trusted = DataLoader(TensorDataset(X_TRUSTED, Y_TRUSTED), batch_size=7, shuffle=True)
-    before = here.messages
+    before = group.messages
 
     def evaluate(model):
         return {"loss": float(nn.functional.cross_entropy(model(X_TRUSTED), Y_TRUSTED))}
@@ -168,20 +168,20 @@ def fit_one(here, folder, kind, steps):
         eval_every=5,
         progress_bar=False,
     )
-    told = {"steps": result.num_steps, "resumed_from": result.resumed_from, "messages": here.messages - before}
-    return told | {"records": result.records, "values": values(model, weights).tolist()}
+    summary = {"steps": result.num_steps, "resumed_from": result.resumed_from, "messages": group.messages - before}
+    return summary | {"records": result.records, "values": values(model, weights).tolist()}
 
 
-def die_at(here, message):
+def die_at(group, message):
     """Kills this process as it begins a message, counted from now."""
-    count, last = here.count, here.messages + message
+    count, last = group.count, group.messages + message
 
     def counted(x):
         count(x)
-        if here.messages >= last:
+        if group.messages >= last:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    here.count = counted
+    group.count = counted
 
 
 def begin(weights, **options):
@@ -209,34 +209,34 @@ def wrong(out, *uses):
     joining.REPORT_S = LIMIT_S  # on a busy machine rank 0 may be late to say what is wrong
     if "hang" in uses:
         watch.monotonic, watch.BEATS = HOURS, 100_000
-    here = ranks.get_group()
-    told = {}
+    group = distributed.get_group()
+    messages = {}
     for what in uses:
         try:
-            use_wrongly(here, what)
+            use_wrongly(group, what)
         except (RuntimeError, ValueError, TypeError, SystemExit) as error:
             if len(uses) == 1:
                 raise
-            told[what] = f"{type(error).__name__}: {error}"
-    Path(f"{out}{here.rank}").write_text(json.dumps(told))
+            messages[what] = f"{type(error).__name__}: {error}"
+    Path(f"{out}{group.rank}").write_text(json.dumps(messages))
 
 
-def use_wrongly(here, what):
+def use_wrongly(group, what):
     inner, outer = (X[:8], Y[:8], torch.arange(8)), (X_TRUSTED, Y_TRUSTED)
-    weights = fsla.SampleWeights(ROWS + (here.rank if what == "data" else 0)).to(F64)
+    weights = fsla.SampleWeights(ROWS + (group.rank if what == "data" else 0)).to(F64)
     if what == "settings":
-        begin(weights, hvp_method="finite_difference" if here.rank else "autograd")
+        begin(weights, hvp_method="finite_difference" if group.rank else "autograd")
     if what == "data":
         begin(weights)
     if what == "exact":
         begin(weights, kind="shards", hvp_method="autograd")
     if what == "uneven":
-        size = 8 - here.rank
+        size = 8 - group.rank
         begin(weights, split_batches=False).step((X[:size], Y[:size], torch.arange(size)), outer)
     if what == "unsplit":
         begin(weights).step(({"texts": "no tensors"},), outer)
     if what == "batches":
-        other = (X[8:16], Y[8:16], torch.arange(8, 16)) if here.rank else inner
+        other = (X[8:16], Y[8:16], torch.arange(8, 16)) if group.rank else inner
         fsla.fit(begin(weights), [other], [outer], max_steps=2, progress_bar=False)
     if what == "sampler":
         mixed = TensorDataset(X, Y, torch.arange(ROWS))
@@ -245,7 +245,7 @@ def use_wrongly(here, what):
     if what == "hang":
         opt = begin(weights)
         opt.step(inner, outer)
-        if here.rank == 1:
+        if group.rank == 1:
             threading.Event().wait()
         HOURS.runs = True
         opt.step(inner, outer)
@@ -254,7 +254,7 @@ def use_wrongly(here, what):
 if __name__ == "__main__":
     torch.set_num_threads(1)
     what, *arguments = sys.argv[1:]
-    given = [int(text) if text.isdigit() else text for text in arguments]
-    {"trajectories": trajectories, "fit": fit, "wrong": wrong}[what](*given)
+    arguments_given = [int(text) if text.isdigit() else text for text in arguments]
+    {"trajectories": trajectories, "fit": fit, "wrong": wrong}[what](*arguments_given)
     if dist.is_initialized():
         dist.destroy_process_group()

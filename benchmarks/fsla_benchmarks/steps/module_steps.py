@@ -1,4 +1,4 @@
-"""The front end's steps beside the bare passes that they make: what its care for points, masks and buffers costs."""
+"""Steps on a module beside the bare passes that they make: what the care for points, masks and buffers costs."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def steppers(name: str, device: torch.device) -> dict[Key, Step]:
 
     def step(kind: type[SOBA] | type[FSLA]) -> Step:
         model, weights = start()
-        makers: dict[str, Any] = {
+        factories: dict[str, Any] = {
             "inner_optimizer": partial(torch.optim.SGD, lr=1e-3),
             "adjoint_optimizer": partial(torch.optim.SGD, lr=1e-3),
             "outer_optimizer": partial(torch.optim.SGD, lr=1e-3),
@@ -52,7 +52,7 @@ def steppers(name: str, device: torch.device) -> dict[Key, Step]:
             outer_loss=outer,
             hvp_method="finite_difference",
             max_rollbacks=0,
-            **makers,
+            **factories,
         )
         opt.step(draw(), draw(), seed=0)
 
@@ -67,8 +67,8 @@ def steppers(name: str, device: torch.device) -> dict[Key, Step]:
         parameters = list(model.parameters())
 
         def run() -> None:
-            mine = draw()
-            for loss, index in ((inner, mine), (inner, mine), (outer, draw())):
+            batch = draw()
+            for loss, index in ((inner, batch), (inner, batch), (outer, draw())):
                 for p in (*parameters, weights):
                     p.grad = None
                 loss(model, weights, index).backward()  # type: ignore[no-untyped-call]
@@ -76,15 +76,15 @@ def steppers(name: str, device: torch.device) -> dict[Key, Step]:
                 p.requires_grad_(False)
             for _ in range(forward):
                 weights.grad = None
-                inner(model, weights, mine).backward()  # type: ignore[no-untyped-call]
+                inner(model, weights, batch).backward()  # type: ignore[no-untyped-call]
             for p in parameters:
                 p.requires_grad_(True)
 
         return run
 
     return {
-        Key("passes of front end soba"): passes(0),
-        Key("front end soba"): step(SOBA),
-        Key("passes of front end fsla"): passes(2),
-        Key("front end fsla", "none"): step(FSLA),
+        Key("passes of module soba"): passes(0),
+        Key("module soba"): step(SOBA),
+        Key("passes of module fsla"): passes(2),
+        Key("module fsla", "none"): step(FSLA),
     }

@@ -1,4 +1,4 @@
-"""The front end gives the core's numbers, in place, for the networks that people train."""
+"""Steps on a module in place equal those on functions, for the networks that people train."""
 
 import copy
 import warnings
@@ -14,7 +14,7 @@ from fsla import FSLA, MASOBA, SOBA, DivergenceError, MicroBatches, Point, Probl
 from fsla import _tree as tree
 from fsla.algorithms import SharedBatchWarning
 from fsla.problems import Batch
-from fsla.problems import _module as front
+from fsla.problems import _module as module_problem
 from fsla.steps import Automatic, ScaleFree
 from support import ClassWeights, cross_entropy
 from support import class_weighted_loss as inner_loss
@@ -92,7 +92,7 @@ KINDS = {
 @pytest.mark.filterwarnings("ignore::fsla.algorithms.SharedBatchWarning")
 @pytest.mark.parametrize("hvp_method", ["autograd", "finite_difference"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_numbers_are_the_core_s(kind, hvp_method):
+def test_step_equals_functional_core(kind, hvp_method):
     problem, at, algorithm = core(kind, hvp_method)
     model = network()
     weights = ClassWeights()
@@ -114,7 +114,7 @@ def test_the_numbers_are_the_core_s(kind, hvp_method):
     assert all(p.grad is None for p in (*model.parameters(), *weights.parameters()))
 
 
-def test_the_transposed_product_is_the_core_s():
+def test_mixed_hvp_transpose_equals_functional_core():
     problem, at, _ = core("none", "autograd")
     model = network()
     opt = FSLA(model, ClassWeights(), inner_loss=inner_loss, outer_loss=outer_loss, hvp_method="autograd")
@@ -122,12 +122,12 @@ def test_the_transposed_product_is_the_core_s():
     halves = MicroBatches([(TRAIN[0][:20], TRAIN[1][:20]), (TRAIN[0][20:], TRAIN[1][20:])])
     expected = problem.inner_at(at, Batch(TRAIN)).mixed_hvp_transpose(u)
     for batch in (TRAIN, halves):
-        found = opt._problem.inner_at(opt._problem.point(), Batch(batch)).mixed_hvp_transpose(u)
+        actual = opt._problem.inner_at(opt._problem.point(), Batch(batch)).mixed_hvp_transpose(u)
         for name, t in expected.items():
-            torch.testing.assert_close(found[name], t)
+            torch.testing.assert_close(actual[name], t)
 
 
-def test_buffers_of_modules_deep_in_outer_move_once_a_step():
+def test_nested_outer_buffers_update_once_per_step():
     counter = nn.BatchNorm1d(4, dtype=F64)
     outer = {"some": [counter, {"w": ClassWeights()}]}
 
@@ -141,23 +141,23 @@ def test_buffers_of_modules_deep_in_outer_move_once_a_step():
     assert sorted(opt.hypergradient) == ["some.0.bias", "some.0.weight", "some.1.w.w"]
 
 
-def test_differences_are_exact_products_to_second_order():
-    found = {}
+def test_finite_difference_step_is_second_order():
+    errors = {}
     for hvp_method in ("autograd", "finite_difference"):
         model = network()
         weights = ClassWeights()
         opt = FSLA(model, weights, inner_loss=inner_loss, outer_loss=outer_loss, hvp_method=hvp_method, **manual())
         for k in range(5):
             opt.step(*batches(k))
-        found[hvp_method] = torch.cat([weights.w.detach(), *(p.detach().flatten() for p in model.parameters())])
-    assert float((found["autograd"] - found["finite_difference"]).norm() / found["autograd"].norm()) < 1e-8
+        errors[hvp_method] = torch.cat([weights.w.detach(), *(p.detach().flatten() for p in model.parameters())])
+    assert float((errors["autograd"] - errors["finite_difference"]).norm() / errors["autograd"].norm()) < 1e-8
 
 
 # ------------------------------------------------------------------------------------------------ what networks do
 
 
 @pytest.mark.parametrize("hvp_method", ["autograd", "finite_difference"])
-def test_dropout_draws_one_mask_for_all_passes_of_a_step(hvp_method):
+def test_dropout_mask_is_shared_within_step(hvp_method):
     """With the mask of the step fixed from outside, the numbers are those of a network with that mask."""
     masks = []
 
@@ -202,7 +202,7 @@ class WatchedDropout(nn.Dropout):
 
 
 @pytest.mark.parametrize("hvp_method", ["autograd", "finite_difference"])
-def test_step_draws_another_mask_for_the_independent_batches_of_storm(hvp_method):
+def test_dropout_mask_differs_for_independent_storm_batches(hvp_method):
     """Equal masks would make the gradients dependent that STORM needs to be independent."""
     dropout = WatchedDropout()
     losses = {"inner_loss": inner_loss, "outer_loss": outer_loss}
@@ -217,7 +217,7 @@ def test_step_draws_another_mask_for_the_independent_batches_of_storm(hvp_method
 
 
 @pytest.mark.parametrize("hvp_method", ["autograd", "finite_difference"])
-def test_step_draws_another_mask_for_each_micro_batch(hvp_method):
+def test_dropout_mask_differs_per_micro_batch(hvp_method):
     """Equal masks would give a batch in four parts a quarter of the masks of a whole one."""
     dropout = WatchedDropout()
     losses = {"inner_loss": inner_loss, "outer_loss": outer_loss}
@@ -234,7 +234,7 @@ def test_step_draws_another_mask_for_each_micro_batch(hvp_method):
 
 @pytest.mark.parametrize("hvp_method", ["autograd", "finite_difference"])
 @pytest.mark.parametrize("kind", [FSLA, SOBA])
-def test_running_statistics_move_once_a_step(kind, hvp_method):
+def test_running_statistics_update_once_per_step(kind, hvp_method):
     model = network(nn.BatchNorm1d(6, dtype=F64))
     opt = kind(model, ClassWeights(), inner_loss=inner_loss, outer_loss=outer_loss, hvp_method=hvp_method, **manual())
     for k in range(3):
@@ -248,7 +248,7 @@ def test_running_statistics_move_once_a_step(kind, hvp_method):
     torch.testing.assert_close(again[2].running_mean, plain[2].running_mean, rtol=1e-3, atol=1e-4)
 
 
-def test_frozen_parameters_stay_and_the_model_just_works():
+def test_frozen_parameters_stay_fixed():
     model = network()
     model[0].requires_grad_(False)
     before = copy.deepcopy(model.state_dict())
@@ -269,7 +269,7 @@ class Record:
 
 
 @pytest.mark.parametrize("form", [dict, Record, lambda x, y: {"x": x, "rest": [y]}], ids=["dict", "dataclass", "nest"])
-def test_batches_may_be_anything(form):
+def test_step_accepts_any_batch_type(form):
     def unpack(batch):
         if isinstance(batch, Record):
             return batch.x, batch.y
@@ -287,8 +287,8 @@ def test_batches_may_be_anything(form):
 
 
 @pytest.mark.parametrize("hvp_method", ["autograd", "finite_difference"])
-def test_micro_batches_give_the_mean(hvp_method):
-    found = []
+def test_step_with_micro_batches_equals_mean(hvp_method):
+    results = []
     for parts in (1, 4):
         model = network()
         weights = ClassWeights()
@@ -299,14 +299,14 @@ def test_micro_batches_give_the_mean(hvp_method):
                 pieces = list(zip(batch[0].chunk(parts), batch[1].chunk(parts), strict=True))
                 whole.append(MicroBatches(pieces) if parts > 1 else batch)
             info = opt.step(*whole)
-        found.append((weights.w.detach(), info.inner_loss, info.outer_loss, model[0].weight.detach()))
-    for a, b in zip(*found, strict=True):
+        results.append((weights.w.detach(), info.inner_loss, info.outer_loss, model[0].weight.detach()))
+    for a, b in zip(*results, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-10)
     with pytest.raises(ValueError, match="at least one batch"):
         MicroBatches([])
 
 
-def test_several_outer_modules_and_parameters():
+def test_outer_accepts_modules_and_parameters():
     penalties = nn.ParameterList([nn.Parameter(torch.zeros((), dtype=F64)) for _ in range(4)])
     outer = {"weights": ClassWeights(), "penalties": penalties, "scale": nn.Parameter(torch.ones((), dtype=F64))}
 
@@ -334,7 +334,7 @@ class Augmentation(nn.Module):
         return cross_entropy(model, (x + self.strength.exp() * torch.randn_like(x), y)).mean()
 
 
-class LearntLoss(nn.Module):
+class LearnedLoss(nn.Module):
     """A small network of the logits and the label says how bad an answer is."""
 
     def __init__(self):
@@ -344,8 +344,8 @@ class LearntLoss(nn.Module):
 
     def loss(self, model, batch):
         x, y = batch
-        told = torch.cat([model(x), nn.functional.one_hot(y, 3).to(F64)], 1)
-        return cross_entropy(model, batch).mean() + self.net(told).square().mean()
+        features = torch.cat([model(x), nn.functional.one_hot(y, 3).to(F64)], 1)
+        return cross_entropy(model, batch).mean() + self.net(features).square().mean()
 
 
 class PenaltyOfEachParameter(nn.Module):
@@ -358,10 +358,10 @@ class PenaltyOfEachParameter(nn.Module):
         return cross_entropy(model, batch).mean() + ridge
 
 
-@pytest.mark.parametrize("kind", [Augmentation, LearntLoss, PenaltyOfEachParameter])
-def test_whatever_the_inner_loss_reads_is_learnt(kind):
+@pytest.mark.parametrize("kind", [Augmentation, LearnedLoss, PenaltyOfEachParameter])
+def test_outer_parameters_read_by_inner_loss_move(kind):
     """By exact products and by differences alike: random passes of a step draw the same numbers."""
-    found = []
+    results = []
     for hvp_method in ("autograd", "finite_difference"):
         outer = kind()
         opt = FSLA(
@@ -374,8 +374,8 @@ def test_whatever_the_inner_loss_reads_is_learnt(kind):
         )
         for k in range(5):
             opt.step(*batches(k), seed=k)
-        found.append((torch.cat([p.detach().flatten() for p in outer.parameters()]), opt.hypergradient))
-    (a, d), (b, e) = found
+        results.append((torch.cat([p.detach().flatten() for p in outer.parameters()]), opt.hypergradient))
+    (a, d), (b, e) = results
     start = torch.cat([p.detach().flatten() for p in kind().parameters()])
     assert float((a - start).norm()) > 1e-4
     torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-7)
@@ -383,7 +383,7 @@ def test_whatever_the_inner_loss_reads_is_learnt(kind):
         torch.testing.assert_close(t, e[name], rtol=1e-4, atol=1e-6)
 
 
-def test_a_model_without_second_derivative_takes_differences_and_says_so_once():
+def test_model_without_second_derivative_warns_once():
     class Once(torch.autograd.Function):
         @staticmethod
         def forward(ctx, x):
@@ -405,14 +405,14 @@ def test_a_model_without_second_derivative_takes_differences_and_says_so_once():
     opt.step(TRAIN, VALID)
 
 
-def test_large_models_take_differences(monkeypatch):
-    monkeypatch.setattr(front, "EXACT_UP_TO", 10)
+def test_large_model_uses_finite_differences(monkeypatch):
+    monkeypatch.setattr(module_problem, "EXACT_UP_TO", 10)
     with pytest.warns(fsla.FiniteDifferenceWarning, match="51 parameters"):
         opt = FSLA(network(), ClassWeights(), inner_loss=inner_loss, outer_loss=outer_loss)
     assert opt._problem.hvp_method == "finite_difference"
 
 
-def test_bfloat16_passes_leave_the_variables_alone():
+def test_autocast_bfloat16_keeps_variables_float32():
     model = network().float()
     weights = ClassWeights().float()
     opt = FSLA(model, weights, inner_loss=inner_loss, outer_loss=outer_loss, autocast_dtype=torch.bfloat16, **manual())
@@ -423,11 +423,11 @@ def test_bfloat16_passes_leave_the_variables_alone():
         FSLA(model, weights, inner_loss=inner_loss, outer_loss=outer_loss, autocast_dtype=torch.float16)
 
 
-def test_weight_decay_of_the_optimiser_is_a_ridge_that_v_knows():
+def test_weight_decay_enters_adjoint_hessian():
     def plain(model, weights, batch):
         return (weights(batch[1]) * cross_entropy(model, batch)).mean()
 
-    found = []
+    adjoints = []
     for decay, loss in ((0.04, plain), (0.0, inner_loss)):  # 0.02 ‖ω‖² has the gradient 0.04 ω
         model = network()
         weights = ClassWeights()
@@ -435,13 +435,13 @@ def test_weight_decay_of_the_optimiser_is_a_ridge_that_v_knows():
         opt = FSLA(model, weights, inner_loss=loss, outer_loss=outer_loss, **options)
         for k in range(5):
             opt.step(*batches(k))
-        found.append(torch.cat([weights.w.detach(), *(p.detach().flatten() for p in opt.adjoint.values())]))
-    torch.testing.assert_close(*found, rtol=1e-10, atol=1e-12)
+        adjoints.append(torch.cat([weights.w.detach(), *(p.detach().flatten() for p in opt.adjoint.values())]))
+    torch.testing.assert_close(*adjoints, rtol=1e-10, atol=1e-12)
     with pytest.warns(UserWarning, match="decoupled weight decay"):
         FSLA(network(), ClassWeights(), inner_loss=plain, outer_loss=outer_loss, inner_optimizer=torch.optim.AdamW)
 
 
-def test_gradients_are_clipped_and_v_is_kept_in_its_ball():
+def test_max_grad_norm_clips_and_max_adjoint_norm_bounds():
     model = network()
     before = torch.cat([p.detach().flatten() for p in model.parameters()]).clone()
     opt = SOBA(
@@ -459,7 +459,7 @@ def test_gradients_are_clipped_and_v_is_kept_in_its_ball():
     assert float(tree.norm({n: p.detach() for n, p in opt.adjoint.items()})) <= 0.001 * (1 + 1e-9)
 
 
-def test_a_scheduler_of_the_user_s_moves_an_optimiser():
+def test_scheduler_changes_user_optimizer():
     opt = FSLA(network(), ClassWeights(), inner_loss=inner_loss, outer_loss=outer_loss, **manual())
     schedule = torch.optim.lr_scheduler.StepLR(opt.inner_optimizer, step_size=1, gamma=0.5)
     opt.step(TRAIN, VALID)
@@ -470,7 +470,7 @@ def test_a_scheduler_of_the_user_s_moves_an_optimiser():
 # ------------------------------------------------------------------------------------------------------ automatic
 
 
-def test_curvature_finds_the_largest_eigenvalue():
+def test_hessian_norm_estimates_largest_eigenvalue():
     torch.manual_seed(0)
     basis = torch.linalg.qr(torch.randn(12, 12, dtype=F64))[0]
     values = torch.linspace(1, 50, 12, dtype=F64)
@@ -482,7 +482,7 @@ def test_curvature_finds_the_largest_eigenvalue():
     assert 45 < float(measured.curvature) <= 50 * (1 + 1e-9)
 
 
-def test_the_gate_opens_as_v_is_solved_and_noise_does_not_count():
+def test_outer_step_scale_rises_as_adjoint_converges():
     g = torch.Generator().manual_seed(0)
     b = torch.ones(400, dtype=F64)
 
@@ -500,7 +500,7 @@ def test_the_gate_opens_as_v_is_solved_and_noise_does_not_count():
     assert run(0.0, 1.0) > 0.9
 
 
-def test_the_scale_free_step_does_not_know_the_size_of_the_gradient():
+def test_scale_free_adam_ignores_gradient_scale():
     ends = []
     for size in (1e-6, 1.0, 1e6):
         update = ScaleFree()
@@ -514,7 +514,7 @@ def test_the_scale_free_step_does_not_know_the_size_of_the_gradient():
 
 
 @pytest.mark.parametrize("scale", [1.0, 100.0, 0.01])
-def test_automatic_steps_solve_a_ridge_problem_at_any_scale(scale):
+def test_automatic_steps_solve_ridge_at_any_scale(scale):
     """The penalty that minimises the validation loss, found without a rate, whatever the unit of the losses is."""
     g = torch.Generator().manual_seed(0)
     truth = torch.randn(10, 1, generator=g, dtype=F64) * torch.tensor([1.0] * 3 + [0.0] * 7, dtype=F64)[:, None]
@@ -560,7 +560,7 @@ def test_automatic_steps_solve_a_ridge_problem_at_any_scale(scale):
 # ---------------------------------------------------------------------------------------------------------- guard
 
 
-def test_a_run_that_diverges_goes_back_and_says_so():
+def test_diverging_run_rolls_back_and_warns():
     model = network()
     options = manual() | {"adjoint_optimizer": partial(SGD, lr=20.0)}
     opt = FSLA(model, ClassWeights(), inner_loss=inner_loss, outer_loss=outer_loss, max_rollbacks=8, **options)
@@ -570,7 +570,7 @@ def test_a_run_that_diverges_goes_back_and_says_so():
     assert all(bool(p.isfinite().all()) for p in (*model.parameters(), *opt.adjoint.values()))
 
 
-def test_a_loss_that_rises_to_where_it_began_is_no_divergence():
+def test_loss_rising_to_start_is_no_divergence():
     """It falls a thousandfold at once, and rises again as λ lets go: still far below its start."""
     rises = []
 
@@ -584,7 +584,7 @@ def test_a_loss_that_rises_to_where_it_began_is_no_divergence():
 
 
 @pytest.mark.parametrize("before", [3, 12, 15])
-def test_a_batch_of_nan_is_survived_with_automatic_steps(before):
+def test_nan_batch_with_automatic_steps_rolls_back(before):
     """Also where the curvature is looked at next."""
     model = network()
     opt = FSLA(model, ClassWeights(), inner_loss=inner_loss, outer_loss=outer_loss)
@@ -596,7 +596,7 @@ def test_a_batch_of_nan_is_survived_with_automatic_steps(before):
     take(opt, 20)
 
 
-def test_a_frozen_parameter_of_outer_stays_as_it_is():
+def test_frozen_outer_parameter_stays_fixed():
     frozen = nn.Parameter(torch.zeros(3, dtype=F64), requires_grad=False)
     outer = {"weights": ClassWeights(), "shift": frozen}
 
@@ -611,7 +611,7 @@ def test_a_frozen_parameter_of_outer_stays_as_it_is():
         FSLA(network(), frozen, inner_loss=inner_loss, outer_loss=outer_loss)
 
 
-def test_a_rescue_puts_running_statistics_back_too():
+def test_rollback_restores_running_statistics():
     model = network(nn.BatchNorm1d(6, dtype=F64))
     opt = FSLA(model, ClassWeights(), inner_loss=inner_loss, outer_loss=outer_loss)
     take(opt, 15)
@@ -622,7 +622,7 @@ def test_a_rescue_puts_running_statistics_back_too():
     assert all(bool(t.isfinite().all()) for t in model.state_dict().values())
 
 
-def test_a_run_that_cannot_be_rescued_stops_with_what_diverged():
+def test_rollbacks_used_up_raises_divergence_error():
     options = manual() | {"adjoint_optimizer": partial(SGD, lr=1e6)}
     opt = FSLA(network(), ClassWeights(), inner_loss=inner_loss, outer_loss=outer_loss, max_rollbacks=1, **options)
     with warnings.catch_warnings():
@@ -631,7 +631,7 @@ def test_a_run_that_cannot_be_rescued_stops_with_what_diverged():
             take(opt, 100)
 
 
-def test_a_run_that_is_not_watched_goes_wherever_it_goes():
+def test_run_without_rollbacks_is_unguarded():
     options = manual() | {"adjoint_optimizer": partial(SGD, lr=1e6)}
     opt = FSLA(network(), ClassWeights(), inner_loss=inner_loss, outer_loss=outer_loss, max_rollbacks=None, **options)
     take(opt, 100)
@@ -644,7 +644,7 @@ def test_a_run_that_is_not_watched_goes_wherever_it_goes():
 @pytest.mark.filterwarnings("ignore::fsla.algorithms.SharedBatchWarning")
 @pytest.mark.parametrize("automatic", [True, False])
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_run_that_is_taken_up_goes_on_bit_by_bit(kind, automatic):
+def test_state_dict_resumes_exactly(kind, automatic):
     def make():
         model = network(nn.Dropout(0.2), nn.BatchNorm1d(6, dtype=F64))
         weights = ClassWeights()
@@ -677,7 +677,7 @@ def test_a_run_that_is_taken_up_goes_on_bit_by_bit(kind, automatic):
         assert torch.equal(a.detach(), b.detach())
 
 
-def test_a_state_of_another_run_is_refused():
+def test_load_state_dict_of_other_model_raises():
     opt = FSLA(network(), ClassWeights(), inner_loss=inner_loss, outer_loss=outer_loss)
     opt.step(TRAIN, VALID)
     state = opt.state_dict()
@@ -736,19 +736,19 @@ def make(model=None, outer=None, **options):
         ),
     ],
 )
-def test_bad_input_gets_one_message(build, error, text):
+def test_optimizer_invalid_argument_raises(build, error, text):
     with pytest.raises(error, match=text):
         build()
 
 
-def test_parameters_on_several_devices_are_refused():
+def test_parameters_on_several_devices_raise():
     model = network()
     model[2] = nn.Linear(6, 3, device="meta", dtype=F64)
     with pytest.raises(ValueError, match=r"on one device\. Got cpu, meta"):
         make(model=model)
 
 
-def test_what_a_loss_must_do_is_said():
+def test_invalid_loss_raises():
     with pytest.raises(ValueError, match="inner loss G must depend on outer"):
         make(inner_loss=lambda m, w, b: cross_entropy(m, b).mean()).step(TRAIN, VALID)
     with pytest.raises(ValueError, match=r"inner loss G must depend on omega.* the model"):
@@ -762,7 +762,7 @@ def test_what_a_loss_must_do_is_said():
     assert "inner loss G was called" in caught.value.__notes__[0]
 
 
-def test_an_error_in_a_loss_leaves_the_model_where_it_was():
+def test_loss_error_leaves_model_unchanged():
     model = network()
     calls = []
 
@@ -783,7 +783,7 @@ def test_an_error_in_a_loss_leaves_the_model_where_it_was():
     assert all(p.requires_grad for p in model.parameters())
 
 
-def test_there_is_no_single_list_of_groups_and_no_scaler():
+def test_optimizer_missing_attribute_is_explained():
     opt = make()
     with pytest.raises(AttributeError, match=r"three optimisers.*GradScaler is not supported"):
         _ = opt.param_groups

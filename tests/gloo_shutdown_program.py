@@ -3,7 +3,7 @@
 import torch
 import torch.distributed as dist
 
-from fsla import distributed as ranks
+from fsla import distributed as distributed
 
 
 def send():
@@ -13,8 +13,8 @@ def send():
 if __name__ == "__main__":
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
-    held = dist.group.WORLD
-    ranks.get_group()
+    process_group = dist.group.WORLD
+    distributed.get_group()
     for _ in range(50):
         send()
     dist.destroy_process_group()

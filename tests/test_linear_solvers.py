@@ -23,7 +23,7 @@ def system(n=6, kappa=20.0, seed=0, dtype=F64):
 
 
 @pytest.mark.parametrize("K", [1, 2, 5, 30])
-def test_neumann_is_k_gradient_steps_and_k_terms_of_the_series(K):
+def test_neumann_equals_gradient_steps_and_series(K):
     H, matvec, b, calls = system()
     beta = 1 / 25
     v = Neumann(K, beta)(matvec, b)["x"]
@@ -36,7 +36,7 @@ def test_neumann_is_k_gradient_steps_and_k_terms_of_the_series(K):
     assert torch.allclose(v, series, rtol=1e-12)
 
 
-def test_neumann_shrinks_its_residual_at_the_rate_of_the_theory():
+def test_neumann_residual_falls_at_theoretical_rate():
     H, matvec, b, _ = system()
     beta = 1 / 20
     rate = float((1 - beta * torch.linalg.eigvalsh(H)).abs().max())
@@ -45,7 +45,7 @@ def test_neumann_shrinks_its_residual_at_the_rate_of_the_theory():
         assert float(linsolve.relative_residual(matvec, b, v)) <= rate**K * 1.0001 + 1e-15
 
 
-def test_random_neumann_has_the_series_as_its_mean():
+def test_random_neumann_mean_equals_series():
     H, matvec, b, _ = system(n=3, kappa=4.0)
     K, beta = 5, 0.2
     target = Neumann(K, beta)(matvec, b)["x"]
@@ -56,7 +56,7 @@ def test_random_neumann_has_the_series_as_its_mean():
     assert torch.allclose(torch.stack(terms).mean(0), target)
 
 
-def test_the_length_of_a_random_series_is_drawn_evenly_from_the_seed_of_the_sample():
+def test_random_neumann_length_is_uniform_by_seed():
     solve = RandomNeumann(5, 0.2)
     lengths = [solve.drawn(seed).length for seed in range(2000)]
     assert lengths == [solve.drawn(seed).length for seed in range(2000)]
@@ -75,7 +75,7 @@ def test_cg_is_exact_after_n_steps(n, kappa, seed):
     assert torch.allclose(H @ v, b["x"], atol=1e-9 * float(b["x"].norm()))
 
 
-def test_cg_on_a_multiple_of_the_identity():
+def test_cg_on_scaled_identity_takes_one_step():
     b = {"x": normal(4)}
     for steps in (1, 3, 10):
         v = linsolve.cg(lambda u: tree.scale(2.0, u), b, steps=steps)
@@ -83,7 +83,7 @@ def test_cg_on_a_multiple_of_the_identity():
 
 
 @pytest.mark.parametrize("K", [1, 2, 3, 5])
-def test_cg_is_the_forward_mode_of_lemma_2(K):
+def test_cg_equals_forward_mode_of_lemma_2(K):
     """x_{k+1} = (I - α_k H) x_k + α_k p_k with p_k = b + γ_k q_{k-1}."""
     H, matvec, b, _ = system()
     history = []
@@ -106,7 +106,7 @@ def test_cg_counts_and_stops_early():
     assert len(calls) <= 8
 
 
-def test_cg_in_float32_does_not_fall_apart_after_convergence():
+def test_cg_float32_is_stable_after_convergence():
     H, matvec, b, _ = system(dtype=torch.float32)
     v = linsolve.cg(matvec, b, steps=500)
     assert float(linsolve.relative_residual(matvec, b, v)) < 1e-5
@@ -115,19 +115,19 @@ def test_cg_in_float32_does_not_fall_apart_after_convergence():
     assert H.dtype == v["x"].dtype == torch.float32
 
 
-def test_cg_stays_finite_on_an_indefinite_matrix():
+def test_cg_on_indefinite_matrix_is_finite():
     H = torch.diag(torch.tensor([1.0, 2.0, -1.0], dtype=F64))
     b = {"x": torch.ones(3, dtype=F64)}
     for steps in (1, 2, 3, 50):
         assert linsolve.cg(lambda v: {"x": H @ v["x"]}, b, steps=steps)["x"].isfinite().all()
 
 
-def test_the_largest_eigenvalue_is_found_from_below():
+def test_largest_eigenvalue_is_approached_from_below():
     for seed in range(5):
         H, matvec, b, _ = system(n=40, kappa=300.0, seed=seed)
         top = float(torch.linalg.eigvalsh(H)[-1])
-        found = linsolve.largest_eigenvalue(matvec, b)
-        assert 0.98 * top <= found <= top * (1 + 1e-12)
+        actual = linsolve.largest_eigenvalue(matvec, b)
+        assert 0.98 * top <= actual <= top * (1 + 1e-12)
     assert linsolve.largest_eigenvalue(lambda v: tree.scale(3.0, v), {"x": torch.ones(5)}) == pytest.approx(
         3.0, rel=1e-6
     )

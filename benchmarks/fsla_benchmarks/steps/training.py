@@ -1,0 +1,370 @@
+"""What weights that are learnt on the way cost a training run: time, kernel launches and memory, in plain steps.
+
+transformer    98 M parameters, batches of 16 x 512 tokens, bfloat16 autocast, fused AdamW; on a CPU a tiny one
+cnn            the benchmark's network on 28 x 28 images, batch 256
+
+Each of ten sources of the data has a weight. A run has a model of its own, and is timed between two stretches of plain
+training on a model that stays, so that a ratio is one of neighbours. Its first steps, in which the curvature is
+measured for the first time, are timed apart.
+"""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+from torch.profiler import ProfilerActivity, profile
+
+from fsla.train import BilevelOptimizer
+from fsla_benchmarks.steps.race import Report, reason, wait
+from fsla_reproduction.problems.networks import build
+from fsla_reproduction.problems.transformer import (
+    TINY,
+    TransformerSize,
+    build_transformer,
+    sequence_losses,
+)
+
+SOURCES = 10
+WARM_UP = 8
+STEPS = 100
+IMAGES = 5_000
+Batch = tuple[Tensor, Tensor, Tensor]
+"""Inputs, targets and the source of each sample."""
+Step = Callable[[], None]
+_LAUNCHES = (
+    "cudaLaunchKernel",
+    "cudaLaunchKernelExC",
+    "cuLaunchKernel",
+    "cuLaunchKernelEx",
+    "cudaMemcpyAsync",
+    "cudaMemsetAsync",
+)
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What a run costs.
+
+    Args:
+        problem, run, engine: which run it is.
+        outer_every: λ moves at one step in so many; None for plain training.
+        first_s: seconds of the first step.
+        ms: milliseconds of a step, the mean of STEPS after WARM_UP.
+        ratio: the same in plain steps of the same engine, timed before and after.
+        peak_ratio: the most memory that the run takes, in that of plain training; None on a CPU.
+        launches: kernel launches of a step on which λ moves, beyond those of its three passes; None on a CPU.
+    """
+
+    problem: str
+    run: str
+    engine: str
+    outer_every: int | None
+    first_s: float
+    ms: float
+    ratio: float
+    peak_ratio: float | None = None
+    launches: int | None = None
+
+
+class Task:
+    """A network with data on a device, plain training of it, and the losses of the bilevel problem."""
+
+    precision: torch.dtype | None = None
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.generator = torch.Generator(device).manual_seed(0)
+
+    def model(self) -> nn.Module:
+        raise NotImplementedError
+
+    def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
+        raise NotImplementedError
+
+    def draw(self) -> Batch:
+        raise NotImplementedError
+
+    def losses(self, model: nn.Module, batch: Batch) -> Tensor:
+        """The loss of each sample."""
+        raise NotImplementedError
+
+    def inner(self, model: nn.Module, logits: Tensor, batch: Batch) -> Tensor:
+        return (logits.sigmoid()[batch[2]] * self.losses(model, batch)).mean()
+
+    def outer(self, model: nn.Module, logits: Tensor, batch: Batch) -> Tensor:
+        return self.losses(model, batch).mean()
+
+    def logits(self) -> nn.Parameter:
+        return nn.Parameter(torch.zeros(SOURCES, device=self.device))
+
+    def cast(self) -> Any:
+        return torch.autocast(self.device.type, self.precision) if self.precision else nullcontext()
+
+    def gradient(self, model: nn.Module, loss: Callable[[], Tensor]) -> None:
+        with self.cast():
+            value = loss()
+        value.backward()  # type: ignore[no-untyped-call]
+
+    def plain(self, model: nn.Module) -> Step:
+        """A step of plain training."""
+        optimizer = self.optimizer(model)
+
+        def step() -> None:
+            batch = self.draw()
+            optimizer.zero_grad()
+            self.gradient(model, lambda: self.losses(model, batch).mean())
+            optimizer.step()
+
+        return step
+
+
+class TransformerTask(Task):
+    """The weights of sources of text."""
+
+    precision = torch.bfloat16
+
+    def __init__(self, device: torch.device, size: TransformerSize, sequences: int) -> None:
+        super().__init__(device)
+        self.size = size
+        self.sequences = sequences
+
+    def model(self) -> nn.Module:
+        return build_transformer(self.size, seed=0, device=self.device)
+
+    def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
+        return torch.optim.AdamW(model.parameters(), lr=3e-4, fused=True)
+
+    def draw(self) -> Batch:
+        shape = (self.sequences, self.size.context + 1)
+        tokens = torch.randint(self.size.vocabulary, shape, generator=self.generator, device=self.device)
+        source = torch.randint(SOURCES, shape[:1], generator=self.generator, device=self.device)
+        return tokens, tokens, source
+
+    def losses(self, model: nn.Module, batch: Batch) -> Tensor:
+        tokens = batch[0]
+        return sequence_losses(model(tokens[:, :-1]).float(), tokens)
+
+
+class CNNTask(Task):
+    """The weights of sources of images."""
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__(device)
+        self.images = torch.randn(IMAGES, 1, 28, 28, device=device, generator=self.generator)
+        self.labels = torch.randint(10, (IMAGES,), device=device, generator=self.generator)
+
+    def model(self) -> nn.Module:
+        return build("cnn", 28, 10, seed=0, device=self.device)
+
+    def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
+        return torch.optim.Adam(model.parameters(), lr=1e-3)
+
+    def draw(self) -> Batch:
+        index = torch.randint(IMAGES, (256,), generator=self.generator, device=self.device)
+        return self.images[index], self.labels[index], index % SOURCES
+
+    def losses(self, model: nn.Module, batch: Batch) -> Tensor:
+        return cross_entropy(model(batch[0]), batch[1], reduction="none")
+
+
+def compiled(make: Callable[[], nn.Module]) -> nn.Module:
+    model = make()
+    model.compile()
+    return model
+
+
+@dataclass(frozen=True)
+class Run:
+    """How the weights are learnt: what takes a step, and how."""
+
+    name: str
+    outer_every: int = 1
+    algorithm: str = "soba"
+    closures: bool = False
+    options: tuple[tuple[str, Any], ...] = ()
+
+    def begin(self, task: Task, model: nn.Module) -> tuple[Step, BilevelOptimizer]:
+        optimizer, logits = task.optimizer(model), task.logits()
+        losses = {} if self.closures else {"inner_loss": task.inner, "outer_loss": task.outer}
+        precision = {} if self.closures or task.precision is None else {"autocast_dtype": task.precision}
+        products = {} if self.closures else {"hvp_method": "finite_difference"}
+        options = {**losses, **precision, **products, **dict(self.options)}
+        bilevel = BilevelOptimizer(
+            model, logits, algorithm=self.algorithm, inner_optimizer=optimizer, outer_every=self.outer_every, **options
+        )
+
+        def step() -> None:
+            bilevel.step(task.draw(), task.draw())
+
+        def owned() -> None:
+            mine, trusted = task.draw(), task.draw()
+
+            def closure(loss: Callable[[nn.Module, Tensor, Batch], Tensor], batch: Batch) -> Tensor:
+                with task.cast():
+                    value = loss(model, logits, batch)
+                value.backward()  # type: ignore[no-untyped-call]
+                return value
+
+            optimizer.zero_grad()
+            bilevel.backward(partial(closure, task.inner, mine), partial(closure, task.outer, trusted))
+            optimizer.step()
+
+        return (owned if self.closures else step), bilevel
+
+
+def runs(device: torch.device) -> list[Run]:
+    """The ways in which a transformer's weights are learnt."""
+    no_copy = (("max_rollbacks", 0),)
+    return [
+        Run("step"),
+        Run("step, no rollback", options=no_copy),
+        Run("backward", closures=True),
+        Run("step", 8),
+        Run("step, no rollback", 8, options=no_copy),
+        Run("backward", 8, closures=True),
+    ]
+
+
+def measure_training(
+    device: torch.device, report: Report, *, compile_too: bool = False
+) -> tuple[list[Cost], list[str]]:
+    """Return the costs on the transformer, and a line for whatever could not be measured, with the reason."""
+    on_gpu = device.type == "cuda"
+    size, sequences = (TransformerSize(vocabulary=16384, tied=True), 16) if on_gpu else (TINY, 4)
+    task = TransformerTask(device, size, sequences)
+    costs: list[Cost] = []
+    notes: list[str] = []
+    for engine in ("eager", "compile") if compile_too else ("eager",):
+        make = task.model if engine == "eager" else partial(compiled, task.model)
+        reference = task.plain(make())
+        _repeat(reference, WARM_UP)
+        plain_peak = _plain_peak(task, make)
+        for run in runs(device):
+            report(f"transformer, {engine}: {run.name}, outer_every={run.outer_every}")
+            try:
+                costs.append(_measured("transformer", task, make, run, engine, reference, plain_peak))
+            except Exception as error:
+                notes.append(f"transformer, {engine}, {run.name}: {reason(error)}")
+            _collect(device)
+    return costs, notes
+
+
+def _plain_peak(task: Task, make: Callable[[], nn.Module]) -> float | None:
+    """Bytes that plain training takes at most."""
+    return _peak(task.device, lambda: _repeat(task.plain(make()), WARM_UP))
+
+
+def _measured(
+    problem: str,
+    task: Task,
+    make: Callable[[], nn.Module],
+    run: Run,
+    engine: str,
+    reference: Step,
+    plain_peak: float | None,
+) -> Cost:
+    device = task.device
+    held: dict[str, Any] = {}
+
+    def begin() -> None:
+        held["step"], held["bilevel"] = run.begin(task, make())
+
+    def first() -> None:
+        held["step"]()
+
+    taken: list[float] = []
+    beside: list[float] = []
+
+    def warm_up() -> None:
+        begin()
+        held["first_s"] = _seconds(device, first)
+        _repeat(held["step"], WARM_UP - 1)
+
+    peak = _peak(device, warm_up)
+    beside.append(_seconds(device, lambda: _repeat(reference, STEPS // 2)))
+    taken.append(_seconds(device, lambda: _repeat(held["step"], STEPS)))
+    beside.append(_seconds(device, lambda: _repeat(reference, STEPS // 2)))
+    launches = None
+    if device.type == "cuda":
+        while not _is_bare(held["bilevel"]):
+            held["step"]()
+        passes = _three_passes(task, held["bilevel"])
+        passes()
+        launches = _launches(held["step"]) - _launches(passes)
+    ms = 1e3 * taken[0] / STEPS
+    ratio = taken[0] / sum(beside)
+    peak_ratio = None if peak is None or plain_peak is None else peak / plain_peak
+    return Cost(problem, run.name, engine, run.outer_every, held["first_s"], ms, ratio, peak_ratio, launches)
+
+
+def _is_bare(bilevel: BilevelOptimizer) -> bool:
+    """Whether the next step moves λ, and neither measures nor copies anything."""
+    k = bilevel.step_count
+    algorithm = bilevel.algorithm
+    state = bilevel.state
+    if state is None or not bilevel.due or (k + 1) % 10 == 0:
+        return False
+    return not any(algorithm.products_due(j, state) for j in (k - 1, k, k + 1))
+
+
+def _three_passes(task: Task, bilevel: BilevelOptimizer) -> Step:
+    """The passes of a step by differences, alone."""
+    model, logits = bilevel.model, bilevel.outer
+    mine, trusted = task.draw(), task.draw()
+
+    def passes() -> None:
+        for loss, batch in ((task.inner, mine), (task.inner, mine), (task.outer, trusted)):
+            for p in model.parameters():
+                p.grad = None
+            task.gradient(model, lambda loss=loss, batch=batch: loss(model, logits, batch))  # type: ignore[misc]
+
+    return passes
+
+
+def _launches(step: Step) -> int:
+    torch.cuda.synchronize()
+    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as seen:
+        step()
+        torch.cuda.synchronize()
+    return sum(event.name in _LAUNCHES for event in seen.events())
+
+
+def _repeat(step: Step, n: int) -> None:
+    for _ in range(n):
+        step()
+
+
+def _seconds(device: torch.device, work: Callable[[], None]) -> float:
+    wait(device)
+    begun = time.perf_counter()
+    work()
+    wait(device)
+    return time.perf_counter() - begun
+
+
+def _peak(device: torch.device, work: Callable[[], None]) -> float | None:
+    """The most bytes that tensors of the work take at once; None on a CPU."""
+    if device.type != "cuda":
+        work()
+        return None
+    _collect(device)
+    before = torch.cuda.memory_allocated(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    work()
+    wait(device)
+    return float(torch.cuda.max_memory_allocated(device) - before)
+
+
+def _collect(device: torch.device) -> None:
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
