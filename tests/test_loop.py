@@ -12,10 +12,12 @@ import fsla
 from fsla import CountedProblem, OracleCounts, State, StepBatches
 from fsla.algorithms._orders import Alternating, AlternatingState
 from fsla.steps import Variable
-from fsla.train import CheckpointError, Run, Status, health, run_algorithm, save_checkpoint, work
+from fsla.train import CheckpointError, save_checkpoint
 from fsla.train import _loop as loop
 from fsla.train import _stores as stores
 from fsla.train._checkpoint import load_nest, save_nest
+from fsla_reproduction.algorithm_run import Run, run_algorithm
+from fsla_reproduction.run_records import Status, health, work
 from support import network, ridge_logistic
 
 RATES = fsla.steps.constant(0.05, 0.1, 0.1, 0.5)
@@ -518,7 +520,7 @@ def driven(monkeypatch, *, stride=3, **arguments):
         clock.now += 1000.0
         return {"x": 1.0}
 
-    monkeypatch.setattr("fsla.train._run.make_engine", make)
+    monkeypatch.setattr("fsla_reproduction.algorithm_run.make_engine", make)
     return train(run, **{"steps": 20, "every": 8, "measure": measure, **arguments}), motor
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import reference
 import torch
-from rows import ROWS, begin, make, names, names_where, letter_options, row_of
+from rows import ROWS, begin, letter_options, make, names, names_where, row_of
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import fsla

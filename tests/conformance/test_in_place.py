@@ -5,7 +5,7 @@ from functools import partial
 
 import pytest
 import torch
-from rows import make, names, names_where, letter_options, row_of
+from rows import letter_options, make, names, names_where, row_of
 from torch import nn
 from torch.func import functional_call
 

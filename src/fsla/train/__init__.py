@@ -36,8 +36,6 @@ from fsla.train._weights import GroupWeights, ProductWeights, SampleWeights
 if TYPE_CHECKING:
     from fsla.train._engine import CaptureError, EngineWarning, make_engine
     from fsla.train._records import Record
-    from fsla.train._run import Run, run_algorithm
-    from fsla.train._run_records import Status, health, work
 
 __all__ = [
     "FSLA",
@@ -53,29 +51,19 @@ __all__ = [
     "ProductWeights",
     "Record",
     "RollbackWarning",
-    "Run",
     "SampleWeights",
-    "Status",
     "StepInfo",
     "fit",
-    "health",
     "load_checkpoint",
     "make_engine",
-    "run_algorithm",
     "save_checkpoint",
-    "work",
 ]
 
 _LAZY = {
     "CaptureError": "_engine",
     "EngineWarning": "_engine",
     "Record": "_records",
-    "Run": "_run",
-    "Status": "_run_records",
-    "health": "_run_records",
     "make_engine": "_engine",
-    "run_algorithm": "_run",
-    "work": "_run_records",
 }
 
 

@@ -27,7 +27,7 @@ from fsla.train._engine import ENGINES, Engine, make_engine
 from fsla.train._loop import Callback, FitResult, Progress, Settings, StopReason, run_loop
 from fsla.train._manager import Resume
 from fsla.train._records import Record
-from fsla.train._run_records import Status, health, measured, work
+from fsla_reproduction.run_records import Status, health, measured, work
 
 Measure = Callable[[Any], Mapping[str, Any]]
 _COUNTS = record(**dict.fromkeys(asdict(OracleCounts()), number(int, 0)))
@@ -45,25 +45,6 @@ class Run:
         start: returns the first state.
         draw: returns the batches of a step.
         group: the processes that take the steps together.
-
-    Example:
-        >>> problem = fsla.Problem(
-        ...     inner_loss=lambda lam, omega, batch: ((omega["w"] - lam["x"]) ** 2).sum() / 2,
-        ...     outer_loss=lambda lam, omega, batch: ((omega["w"] - 1) ** 2).sum() / 2,
-        ... )
-        >>> at = fsla.Point({"x": torch.zeros(1)}, {"w": torch.zeros(1)})
-        >>> batches = fsla.StepBatches.shared(None, None)
-        >>> algorithm = fsla.algorithms.soba(fsla.steps.constant(0.2, 0.5, 0.5))
-        >>> counted = fsla.CountedProblem(problem)
-        >>> run = fsla.train.Run(
-        ...     algorithm,
-        ...     counted,
-        ...     torch.Generator(),
-        ...     start=lambda: algorithm.init(counted, at, batches),
-        ...     draw=lambda: batches,
-        ... )
-        >>> run.group.world_size
-        1
     """
 
     algorithm: Algorithm[Any]
@@ -136,28 +117,6 @@ def run_algorithm(
 
     Raises:
         CheckpointError: if the folder holds another run, or cannot be written.
-
-    Example:
-        >>> problem = fsla.Problem(
-        ...     inner_loss=lambda lam, omega, batch: ((omega["w"] - lam["x"]) ** 2).sum() / 2,
-        ...     outer_loss=lambda lam, omega, batch: ((omega["w"] - 1) ** 2).sum() / 2,
-        ... )
-        >>> at = fsla.Point({"x": torch.zeros(1)}, {"w": torch.zeros(1)})
-        >>> batches = fsla.StepBatches.shared(None, None)
-        >>> algorithm = fsla.algorithms.soba(fsla.steps.constant(0.2, 0.5, 0.5))
-        >>> counted = fsla.CountedProblem(problem)
-        >>> run = fsla.train.Run(
-        ...     algorithm,
-        ...     counted,
-        ...     torch.Generator(),
-        ...     start=lambda: algorithm.init(counted, at, batches),
-        ...     draw=lambda: batches,
-        ... )
-        >>> result = fsla.train.run_algorithm(
-        ...     run, max_steps=60, eval_fn=lambda state: {"lam": state.lam.value["x"].item()}, eval_every=30
-        ... )
-        >>> [round(record["lam"], 1) for record in result.records]
-        [0.0, 1.0, 1.0]
     """
     settings = Settings(
         owner="run_algorithm",

@@ -18,12 +18,7 @@ from fsla.train._records import Record
 
 
 class Status(StrEnum):
-    """Status of a run of `run_algorithm`. Records hold the values, which are plain strings.
-
-    Example:
-        >>> fsla.train.Status.DIVERGED.value
-        'diverged'
-    """
+    """Status of a run of `run_algorithm`. Records hold the values, which are plain strings."""
 
     RUNNING = "running"
     FINISHED = "finished"
@@ -47,10 +42,6 @@ def work(counts: OracleCounts) -> int:
 
     Returns:
         The number of passes.
-
-    Example:
-        >>> fsla.train.work(fsla.OracleCounts(grad=2, hvp=1, outer_grad_omega=1))
-        4
     """
     products = counts.hvp + counts.mixed_hvp + counts.mixed_hvp_transpose - counts.joint
     return counts.grad + counts.forward + counts.outer_grad_omega + products
@@ -83,10 +74,6 @@ def health(state: State) -> dict[str, float]:
 
     Returns:
         The sizes, by the names of the parts.
-
-    Example:
-        >>> fsla.train.health(bilevel.state)["lam"] >= 0
-        True
     """
     parts: dict[str, object] = {}
     for f in fields(state):
