@@ -224,74 +224,67 @@ class Settings:
 
 def run_loop(stepper: Stepper, settings: Settings) -> FitResult:
     """Take the steps of a run, and return its result."""
-    group = stepper.group
     with ExitStack() as stack:
-        progress = Progress()
-        manager = None
-        resumed_from = None
-        signals = Signals(patient=group.world_size > 1)
-        folder = None if settings.output_dir is None else Path(settings.output_dir)
-        if folder is not None:
-            group.run_on_first(partial(_take, folder, stack))
-            if settings.signals:
-                stack.enter_context(signals)
-            identity = {**stepper.identity, "run_config": settings.run_config or {}}
-            manager = CheckpointManager(folder, settings.save_total_limit, identity, group, stepper.mesh)
-            saved = manager.resume(settings.resume, partial(_set, stepper, settings.max_steps))
-            if saved is not None:
-                progress = Progress(**saved)
-                resumed_from = progress.step
-        journals = [Journal()]
-        if folder is not None:
-            opened = partial(Journal, folder, count=progress.records, digest=progress.digest, step=progress.step)
-            group.run_on_first(lambda: journals.append(opened(board=settings.tensorboard)))
-        journal = journals[-1]
-        stack.callback(journal.close)
-        journal.records = group.broadcast(journal.records)
-        bar = Bar(settings.progress_bar and group.is_first, settings.max_steps, progress.step)
-        stack.callback(lambda: bar.close(progress.step))
-        loop = _Loop(stepper, settings, progress, journal, bar, manager, signals)
+        loop = _Loop(stepper, settings, stack)
         reason = loop.run()
-        if manager is not None:
-            manager.close()
+        if loop.manager is not None:
+            loop.manager.close()
+        progress, journal = loop.progress, loop.journal
         if loop.received:
-            leave(signal.Signals(loop.received), progress.step, loop.saved_at, stack, says=group.is_first)
-    return FitResult(journal.records, progress.step, reason, progress.best, progress.best_step, resumed_from)
+            leave(signal.Signals(loop.received), progress.step, loop.saved_at, stack, says=stepper.group.is_first)
+    return FitResult(journal.records, progress.step, reason, progress.best, progress.best_step, loop.resumed_from)
 
 
 class _Loop:
-    """A loop that has begun."""
+    """A loop that has begun: its folder is locked, and all is as its checkpoint has it."""
 
-    def __init__(
-        self,
-        stepper: Stepper,
-        settings: Settings,
-        progress: Progress,
-        journal: Journal,
-        bar: Bar,
-        manager: CheckpointManager | None,
-        signals: Signals,
-    ) -> None:
+    def __init__(self, stepper: Stepper, settings: Settings, stack: ExitStack) -> None:
+        group = stepper.group
         self._stepper = stepper
         self._settings = settings
-        self._progress = progress
-        self._journal = journal
-        self._bar = bar
-        self._manager = manager
-        self._signals = signals
+        self._signals = Signals(patient=group.world_size > 1)
+        self.manager: CheckpointManager | None = None
+        self.progress = Progress()
+        self.journal = Journal()
+        self.resumed_from: int | None = None
+        if settings.output_dir is not None:
+            self._open_folder(Path(settings.output_dir), stack)
+        self.journal.records = group.broadcast(self.journal.records)
+        self._bar = Bar(settings.progress_bar and group.is_first, settings.max_steps, self.progress.step)
+        stack.callback(lambda: self._bar.close(self.progress.step))
         self._checked = False
         self._pace = 1
         """How many steps take a tenth of the time between two checkpoints."""
         self._clock = monotonic()
-        self._saved_step = progress.step
+        self._saved_step = self.progress.step
         self.saved_at: Path | None = None
         self.received = 0
         """The signal that ends the run."""
 
+    def _open_folder(self, folder: Path, stack: ExitStack) -> None:
+        """Lock the folder, resume from its last checkpoint, and open its records on rank 0."""
+        stepper, settings = self._stepper, self._settings
+        group = stepper.group
+        group.run_on_first(partial(_take, folder, stack))
+        if settings.signals:
+            stack.enter_context(self._signals)
+        identity = {**stepper.identity, "run_config": settings.run_config or {}}
+        self.manager = CheckpointManager(folder, settings.save_total_limit, identity, group, stepper.mesh)
+        saved = self.manager.resume(settings.resume, partial(_set, stepper, settings.max_steps))
+        if saved is not None:
+            self.progress = Progress(**saved)
+            self.resumed_from = self.progress.step
+        group.run_on_first(partial(self._open_journal, folder))
+        stack.callback(self.journal.close)
+
+    def _open_journal(self, folder: Path) -> None:
+        step, count, digest = self.progress.step, self.progress.records, self.progress.digest
+        self.journal = Journal(folder, count=count, digest=digest, step=step, board=self._settings.tensorboard)
+
     def run(self) -> StopReason:
-        settings, progress, group = self._settings, self._progress, self._stepper.group
+        settings, progress, group = self._settings, self.progress, self._stepper.group
         reason = self._ended()
-        if self._stepper.records_start and not self._journal.records:
+        if self._stepper.records_start and not self.journal.records:
             reason = self._record(reason)
         if reason is None:
             start = perf_counter()
@@ -307,7 +300,7 @@ class _Loop:
                 reason = "budget"
             if reason is not None or progress.step % settings.eval_every == 0:
                 reason = self._record(reason)
-            if self._manager is None:
+            if self.manager is None:
                 continue
             minutes = settings.save_every_minutes
             waited = minutes is not None and monotonic() - self._clock >= 60 * minutes and group.is_first
@@ -316,22 +309,22 @@ class _Loop:
                 self._save()
             if self.received:
                 break
-            self._manager.poll()
+            self.manager.poll()
         self._save()
         return reason or "steps"
 
     def _ended(self) -> StopReason | None:
         """Why a run that is resumed had ended."""
-        settings, progress = self._settings, self._progress
+        settings, progress = self._settings, self.progress
         if progress.step >= settings.max_steps:
             return "steps"
         if settings.patience is not None and progress.since >= settings.patience:
             return "patience"
-        return "diverged" if self._journal.records and "diverged" in self._journal.records[-1] else None
+        return "diverged" if self.journal.records and "diverged" in self.journal.records[-1] else None
 
     def _spent(self) -> bool:
         """Whether a budget is exceeded; asked at the same steps wherever a run is saved."""
-        settings, progress = self._settings, self._progress
+        settings, progress = self._settings, self.progress
         if progress.step % self._stepper.stride and progress.step % settings.eval_every:
             return False
         limit, calls = settings.max_seconds, settings.max_oracle_calls
@@ -340,7 +333,7 @@ class _Loop:
 
     def _chunk(self) -> int:
         """How many steps to take now."""
-        settings, step, stride = self._settings, self._progress.step, self._stepper.stride
+        settings, step, stride = self._settings, self.progress.step, self._stepper.stride
         ends = [settings.max_steps, _multiple_after(step, settings.eval_every)]
         if step == 0:
             ends.append(1)
@@ -348,7 +341,7 @@ class _Loop:
             ends.append(_multiple_after(step, stride))
         if settings.save_every is not None:
             ends.append(_multiple_after(step, settings.save_every))
-        elif self._manager is not None and settings.save_every_minutes is not None:
+        elif self.manager is not None and settings.save_every_minutes is not None:
             ends.append(step + max(self._pace, stride))
         if self._stepper.longest is not None:
             ends.append(step + self._stepper.longest)
@@ -356,7 +349,7 @@ class _Loop:
 
     def _advance(self, n: int) -> None:
         """Take n steps on the clock."""
-        stepper, progress = self._stepper, self._progress
+        stepper, progress = self._stepper, self.progress
         prepared = stepper.preparation_s
         start = perf_counter()
         stepper.advance(n)
@@ -369,21 +362,21 @@ class _Loop:
         if self._settings.save_every_minutes is not None:
             pace = int(n * 6 * self._settings.save_every_minutes / max(taken, 1e-6))
             self._pace = pace if stepper.longest == 1 else stepper.group.broadcast(pace)
-        if self._manager is not None and not self._checked:  # the states have their lasting form
-            self._manager.check(stepper.state_dict())
+        if self.manager is not None and not self._checked:  # the states have their lasting form
+            self.manager.check(stepper.state_dict())
         self._checked = True
         self._bar.show(progress.step, stepper.shown)
 
     def _record(self, reason: StopReason | None) -> StopReason | None:
         """Make a record; return why the run ends."""
-        settings, progress, group = self._settings, self._progress, self._stepper.group
+        settings, progress, group = self._settings, self.progress, self._stepper.group
         with RandomState.preserved():
             record, value = group.broadcast(self._stepper.measure(progress, reason, settings.eval_fn))
         if settings.eval_fn is not None:
             progress.observe(value)
             self._stepper.evaluated(value)
-        self._journal.add(record)
-        progress.records = len(self._journal.records)
+        self.journal.add(record)
+        progress.records = len(self.journal.records)
         if "diverged" in record:
             reason = "diverged"
         if settings.patience is not None and progress.since >= settings.patience:
@@ -394,13 +387,13 @@ class _Loop:
 
     def _save(self) -> None:
         """Save the run, unless that was done at this step."""
-        if self._manager is None or self._saved_step == self._progress.step:
+        if self.manager is None or self._saved_step == self.progress.step:
             return
-        self._journal.flush()
-        self._progress.digest = self._journal.digest
-        parts = {"progress": dict(vars(self._progress)), **self._stepper.state_dict()}
-        self.saved_at = self._manager.save(self._progress.step, parts)
-        self._saved_step = self._progress.step
+        self.journal.flush()
+        self.progress.digest = self.journal.digest
+        parts = {"progress": dict(vars(self.progress)), **self._stepper.state_dict()}
+        self.saved_at = self.manager.save(self.progress.step, parts)
+        self._saved_step = self.progress.step
         self._clock = monotonic()
 
 
