@@ -122,13 +122,13 @@ def load_shards(folder: str | Path, index_range: IndexRange, device: torch.devic
     manifest = _manifest(folder)
     if manifest.num_samples != index_range.num_samples:
         raise CheckpointError(
-            f"The run in {folder} must be of {index_range.num_samples} samples, as this one is. It is of "
-            f"{manifest.num_samples}. Name another folder."
+            f"The run in {folder} has {manifest.num_samples} samples, and this one has {index_range.num_samples}. Name "
+            "another folder."
         )
     if manifest.world_size != index_range.world_size:
         raise CheckpointError(
-            f"The run in {folder} must be of {_count_ranks(index_range.world_size)}, as this one is. It is of "
-            f"{_count_ranks(manifest.world_size)}. Start as many processes, or first call "
+            f"The run in {folder} is of {_count_ranks(manifest.world_size)}, and this one of "
+            f"{_count_ranks(index_range.world_size)}. Start as many processes, or first call "
             f"fsla.contrib.reshard({str(folder)!r}, {index_range.world_size}) in one."
         )
     return _load(folder, manifest, index_range, device)
@@ -240,7 +240,7 @@ def _manifest(folder: Path) -> _Manifest:
         if not _MANIFEST(content) or not len(content["digests"]) == content["world_size"] <= content["num_samples"]:
             raise container.unreadable(folder / MANIFEST, "it is malformed")
     except ValueError as error:
-        raise CheckpointError(f"{folder} must hold a run that fsla.contrib.save_shards wrote. {error}") from None
+        raise CheckpointError(f"{folder} holds no run of fsla.contrib.save_shards. {error}") from None
     return _Manifest(*(content[name] for name in _Manifest._fields))
 
 
@@ -252,7 +252,6 @@ def _load(folder: Path, manifest: _Manifest, owner: IndexRange, device: torch.de
     state = saved.get("state") if isinstance(saved, dict) else None
     if not isinstance(saved, dict) or not isinstance(state, dict) or state.get("index_range") != owner:
         raise CheckpointError(
-            f"{path} must hold rank {owner.rank} of {_count_ranks(owner.world_size)}. It holds something else. "
-            "Begin anew."
+            f"{path} does not hold rank {owner.rank} of {_count_ranks(owner.world_size)}. Begin anew."
         )
     return LoadedShards(state, saved.get("extra"))

@@ -26,10 +26,10 @@ class DistributedError(RuntimeError):
 
     Example:
         >>> try:
-        ...     group.abort("All ranks must have the same data.")
+        ...     group.abort("Ranks differ in their data.")
         ... except fsla.distributed.DistributedError as error:
         ...     print(error)
-        All ranks must have the same data.
+        Ranks differ in their data.
     """
 
 
@@ -174,7 +174,7 @@ class ProcessGroup:
         shown = "; ".join(f"{name}: {_by_value([text.get(name) for text in texts])}" for name in differ[:4])
         more = f"; and {len(differ) - 4} more" if len(differ) > 4 else ""
         self.abort(
-            f"All ranks must have the same {what}. These differ: {shown}{more}. Start the same program, with the same "
+            f"Ranks differ in their {what}: {shown}{more}. Start the same program, with the same "
             "settings and data, on every machine."
         )
 

@@ -181,7 +181,7 @@ def _connect() -> None:
         )
     except (dist.DistError, RuntimeError, ValueError) as error:
         raise DistributedError(
-            f"Rank {rank} of {world} must meet the others at {address}:{port}, and cannot within "
+            f"Rank {rank} of {world} cannot meet the others at {address}:{port} within "
             f"{timeout.total_seconds():g} seconds ({str(error).splitlines()[0]}). Check that all of them were started, "
             "and that this machine reaches that address."
         ) from None

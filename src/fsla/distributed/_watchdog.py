@@ -156,9 +156,9 @@ class _Watch:
         if stalled >= limit:
             if reports:
                 _print(
-                    f"{names} did not come within {self._seconds:g} seconds, and all other ranks wait. The run ends; "
-                    "with a folder it goes on from its last checkpoint when it is started again. If a step may take "
-                    f"as long, set {TIMEOUT} to more seconds."
+                    f"{names} made no progress for {self._seconds:g} seconds, and all other ranks wait. The run ends; "
+                    "with a folder, rerun the same command to resume from its last checkpoint. If a step may take as "
+                    f"long, set {TIMEOUT} to more seconds."
                 )
             os._exit(FAILED)
         if reports and not self._warned:

@@ -82,8 +82,8 @@ def save_nest(path: Path, kind: str, value: object, run_id: str | None = None) -
             return container.write(path, kind, tensors, nest, run_id)
     except OSError as error:
         raise CheckpointError(
-            f"The checkpoint {path} must be written, and was not: {error.strerror or error}. The file that was there "
-            "before, if any, is intact. Make room or choose another place, and start the run again to resume."
+            f"Cannot write the checkpoint {path}: {error.strerror or error}. The file that was there before, if any, "
+            "is intact. Make room or choose another place, and start the run again to resume."
         ) from error
 
 

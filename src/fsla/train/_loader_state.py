@@ -174,8 +174,8 @@ class Feed:
         for i in range(position["index"]):
             if next(self._batches, _END) is _END:
                 raise CheckpointError(
-                    f"{self._name} must have the batches that it had when the run was saved, {position['index']} of "
-                    f"them in epoch {self._epoch}. It ended after {i}. Give the same data, or name another folder."
+                    f"Cannot resume: {self._name} ended after {i} batches in epoch {self._epoch}, and had "
+                    f"{position['index']} when the run was saved. Give the same data, or name another folder."
                 )
         self._index = position["index"]
 
@@ -213,8 +213,8 @@ class Feed:
         generators = self._generators()
         if len(generators) != len(states):
             raise CheckpointError(
-                f"{self._name} must have the generators that it had when the run was saved, {len(states)} of them. "
-                f"It has {len(generators)}. Make the loader as it was made then."
+                f"Cannot resume: {self._name} has {len(generators)} generators, and had {len(states)} when the run was "
+                "saved. Make the loader as it was made then."
             )
         for generator, state in zip(generators, states, strict=True):
             generator.set_state(from_text(state))

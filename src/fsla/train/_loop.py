@@ -404,8 +404,8 @@ def _set(stepper: Stepper, max_steps: int, path: Path, parts: Mapping[str, Any])
         raise CheckpointError(f"Cannot read {path}: its progress is malformed. Remove it, or name another file.")
     if progress["step"] > max_steps:
         raise OtherRunError(
-            f"{path} must be of a run that has not gone beyond the {max_steps} steps that are asked for. It is at step "
-            f"{progress['step']}. Ask for more steps, or name another folder."
+            f"{path} is at step {progress['step']}, beyond max_steps={max_steps}. Ask for more steps, or name another "
+            "folder."
         )
     try:
         stepper.load_state_dict(parts)
@@ -413,8 +413,8 @@ def _set(stepper: Stepper, max_steps: int, path: Path, parts: Mapping[str, Any])
         raise
     except (LookupError, TypeError, ValueError, RuntimeError, AttributeError) as error:
         raise CheckpointError(
-            f"{path} must be of this run, written with this version. It cannot be set ({type(error).__name__}: "
-            f"{error}). Name another folder, or remove it to begin anew."
+            f"Cannot resume from {path}: it is of another run or version ({type(error).__name__}: {error}). Name "
+            "another folder, or remove it to begin anew."
         ) from error
     return progress
 
@@ -428,9 +428,7 @@ def _take(folder: Path, stack: ExitStack) -> None:
             check_regular(folder / NAME)
         remove_orphans(folder)
     except OSError as error:
-        raise CheckpointError(
-            f"The folder of fit must be writable. {folder} is not: {error.strerror}. Name another folder."
-        ) from error
+        raise CheckpointError(f"Cannot write to {folder}: {error.strerror}. Name another folder.") from error
 
 
 def _multiple_after(k: int, n: int) -> int:

@@ -133,8 +133,8 @@ class CheckpointManager:
         if differ:
             more = f"; and {len(differ) - 8} more" if len(differ) > 8 else ""
             raise OtherRunError(
-                f"{path} must be the checkpoint of this run. It is of another ({'; '.join(differ[:8])}{more}). "
-                "Name another folder, or remove it to begin anew."
+                f"{path} is the checkpoint of another run ({'; '.join(differ[:8])}{more}). Name another folder, or "
+                "remove it to begin anew."
             )
         return saved
 
@@ -149,21 +149,21 @@ class CheckpointManager:
             )
         if which is False:
             raise CheckpointError(
-                f"{self._folder} must hold no checkpoint where resume=False. It holds {checkpoints[-1].name}. Leave "
-                "resume=True to go on from it, remove it to begin anew, or name another folder."
+                f"{self._folder} holds {checkpoints[-1].name}, and resume=False resumes from none. Leave resume=True, "
+                "remove it to begin anew, or name another folder."
             )
         if which == "previous" and len(checkpoints) < 2:
             raise CheckpointError(
-                f"{self._folder} must hold two checkpoints where resume='previous'. It holds {checkpoints[-1].name} "
-                "alone. Use resume=True, or remove it to begin anew."
+                f"{self._folder} holds {checkpoints[-1].name} alone, and resume='previous' needs two checkpoints. Use "
+                "resume=True, or remove it to begin anew."
             )
         chosen = checkpoints[-2 if which == "previous" else -1]
         run_id = stores.run_id_of(chosen)
         for other in checkpoints:
             if run_id is not None and stores.run_id_of(other) not in (run_id, None):
                 raise OtherRunError(
-                    f"{chosen} and {other.name} must be of one run. They are of two. Remove the one that does not "
-                    "belong there, or name another folder."
+                    f"{chosen} and {other.name} are of two runs. Remove the one that does not belong there, or name "
+                    "another folder."
                 )
         return chosen.name
 

@@ -88,9 +88,8 @@ class Journal:
         except OSError as error:
             self._file.truncate(self._size)
             raise CheckpointError(
-                f"The record of step {record['step']} must be written to {self._path}, and was not: {error.strerror}. "
-                "The records and checkpoints that were there before are intact. Make room, and call fit again to "
-                "resume."
+                f"Cannot write the record of step {record['step']} to {self._path}: {error.strerror}. Earlier records "
+                "and checkpoints are intact. Make room, and call fit again to resume."
             ) from error
         self._size += len(line)
         self._digest.update(line)
@@ -106,8 +105,8 @@ class Journal:
                     record = None
                 if not isinstance(record, dict):
                     warnings.warn(
-                        f"{path} must hold the {count} records that the checkpoint counts. It holds "
-                        f"{len(self.records)} of them that can be read: the run goes on, without the others.",
+                        f"{path} holds {len(self.records)} readable records of the {count} that the checkpoint counts. "
+                        "The run goes on without the others.",
                         UserWarning,
                         stacklevel=6,
                     )

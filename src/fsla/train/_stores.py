@@ -152,8 +152,8 @@ class FolderStore:
         failed = None
         if writing is not None and writing.future.exception() is not None:
             failed = CheckpointError(
-                f"The checkpoint {writing.path} must be written, and was not: {writing.future.exception()}. Those that "
-                "were there before are intact. Make room or choose another place, and start the run again to resume."
+                f"Cannot write the checkpoint {writing.path}: {writing.future.exception()}. Earlier ones are intact. "
+                "Make room or choose another place, and start the run again to resume."
             )
         self._group.raise_if_any_failed(failed)
         if writing is None or not self._group.is_first:
