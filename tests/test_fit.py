@@ -165,11 +165,11 @@ def checkpoints(folder):
 
 KINDS = {
     "fsla": {},
-    "measured": {"own": False},
+    "measured": {"user_optimizers": False},
     "average": {"momentum": "average", "max_grad_norm": 1.0, "max_adjoint_norm": 10.0},
     "storm": {"momentum": "storm"},
     "soba": {"algorithm": fsla.SOBA},
-    "ma-soba": {"algorithm": fsla.MASOBA, "own": False},
+    "ma-soba": {"algorithm": fsla.MASOBA, "user_optimizers": False},
 }
 
 
@@ -241,7 +241,7 @@ def test_fit_resumes_with_more_steps(tmp_path):
     history = done.fit(tmp_path / "parts", eval_every=5)
     assert (history.num_steps, history.resumed_from, len(history.records)) == (STEPS, STEPS, 6)
     assert digest(done.model.state_dict()) == digest(whole.model.state_dict())
-    with pytest.raises(CheckpointError, match=r"beyond the 20 steps .* at step 30\. Ask for more steps"):
+    with pytest.raises(CheckpointError, match=r"at step 30, beyond max_steps=20\. Ask for more steps"):
         Setup(user_optimizers=False).fit(tmp_path / "parts", max_steps=20)
 
 
@@ -692,7 +692,7 @@ def test_fit_on_full_disk_keeps_previous_files(tmp_path, monkeypatch):
         real(file)
 
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(CheckpointError, match=r"checkpoint-00000009.* was not: No space left on device"):
+    with pytest.raises(CheckpointError, match=r"checkpoint-00000009.*: No space left on device"):
         Setup().fit(tmp_path)
     monkeypatch.setattr(os, "fsync", real)
     assert checkpoints(tmp_path) == ["checkpoint-00000003.safetensors", "checkpoint-00000006.safetensors"]
@@ -967,7 +967,7 @@ for limit, step in ((whole - 10, 100), (20_000, 15)):
     assert code_of_exit == 0, err
     lines = out.splitlines()
     assert "Cannot write the record of step 16" in lines[0]
-    assert "was not: File too large." in lines[0]
+    assert "records.jsonl: File too large." in lines[0]
     assert lines[1] == "[4, 8, 12] ['checkpoint-00000012.safetensors']"
     assert "checkpoint-00000015.safetensors: File too large." in lines[2]
     assert lines[3] == lines[1]
