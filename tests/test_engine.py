@@ -253,10 +253,10 @@ def test_capture_skips_in_place_updates():
 def test_captured_write_into_aliased_places_is_exact():
     """A step may return what it was given, at another place of the state."""
     a, b = torch.arange(3.0), torch.arange(3.0) + 10
-    captures._write([a, b], [b, a])
+    captures.write_tensors([a, b], [b, a])
     assert a.tolist() == [10, 11, 12]
     assert b.tolist() == [0, 1, 2]
-    captures._write([a, b], [a, a.flip(0)])
+    captures.write_tensors([a, b], [a, a.flip(0)])
     assert b.tolist() == [12, 11, 10]
 
 
@@ -312,7 +312,7 @@ def test_captured_run_with_automatic_steps_equals_eager(name, engine):
 
     problem = Problem(inner, lambda lam, omega, index: (omega["x"] - 1).square().sum())
     at = Point({"y": torch.zeros(2, device="cuda", dtype=F64)}, {"x": torch.zeros(3, device="cuda", dtype=F64)})
-    algorithm, states = fsla.algorithms.get_algorithm(name)(momentum="average" if name == "fsla" else "none"), []
+    algorithm, states = fsla.algorithms.get_algorithm(name)(**({"momentum": "average"} if name == "fsla" else {})), []
     for choice in ("eager", engine):
         generator.manual_seed(1)
         counted = CountedProblem(problem)

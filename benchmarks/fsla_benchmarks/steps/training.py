@@ -12,17 +12,22 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.profiler import ProfilerActivity, profile
 
+from fsla import algorithms
+from fsla.algorithms import Algorithm
+from fsla.problems._autograd import HvpMethod
+from fsla.steps import constant
 from fsla.train import BilevelOptimizer
 from fsla_benchmarks.steps.race import Report, reason, wait
 from fsla_reproduction.problems.networks import build
@@ -119,12 +124,36 @@ class Task:
         optimizer = self.optimizer(model)
 
         def step() -> None:
-            batch = self.draw()
-            optimizer.zero_grad()
-            self.gradient(model, lambda: self.losses(model, batch).mean())
-            optimizer.step()
+            self._train(model, optimizer, self.draw())
 
         return step
+
+    def plain_captured(self, model: nn.Module) -> Step:
+        """A step of plain training as a CUDA graph."""
+        optimizer = self.optimizer(model)
+        for group in optimizer.param_groups:
+            group["capturable"] = True
+        static = self.draw()
+        side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for _ in range(3):
+                self._train(model, optimizer, static)
+        torch.cuda.current_stream().wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            self._train(model, optimizer, static)
+
+        def step() -> None:
+            torch._foreach_copy_(static, self.draw())
+            graph.replay()
+
+        return step
+
+    def _train(self, model: nn.Module, optimizer: torch.optim.Optimizer, batch: Batch) -> None:
+        optimizer.zero_grad()
+        self.gradient(model, lambda: self.losses(model, batch).mean())
+        optimizer.step()
 
 
 class TransformerTask(Task):
@@ -188,22 +217,38 @@ class Run:
 
     name: str
     outer_every: int = 1
-    algorithm: str = "soba"
+    algorithm: str | Algorithm[Any] = "soba"
     closures: bool = False
-    options: tuple[tuple[str, Any], ...] = ()
+    with_optimizer: bool = True
+    engine: Literal["eager", "graph"] = "eager"
+    hvp_method: HvpMethod = "finite_difference"
+    max_rollbacks: int = 3
 
     def begin(self, task: Task, model: nn.Module) -> tuple[Step, BilevelOptimizer]:
         optimizer, logits = task.optimizer(model), task.logits()
-        losses = {} if self.closures else {"inner_loss": task.inner, "outer_loss": task.outer}
-        precision = {} if self.closures or task.precision is None else {"autocast_dtype": task.precision}
-        products = {} if self.closures else {"hvp_method": "finite_difference"}
-        options = {**losses, **precision, **products, **dict(self.options)}
-        bilevel = BilevelOptimizer(
-            model, logits, algorithm=self.algorithm, inner_optimizer=optimizer, outer_every=self.outer_every, **options
-        )
+        losses: dict[str, Any] = {} if self.closures else {
+            "inner_loss": task.inner,
+            "outer_loss": task.outer,
+            "autocast_dtype": task.precision,
+            "hvp_method": self.hvp_method,
+        }  # fmt: skip
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "AdamW's decoupled weight decay")
+            bilevel = BilevelOptimizer(
+                model,
+                logits,
+                algorithm=self.algorithm,
+                inner_optimizer=optimizer if self.with_optimizer else None,
+                outer_every=self.outer_every,
+                engine=self.engine,
+                max_rollbacks=self.max_rollbacks,
+                **losses,
+            )
 
         def step() -> None:
-            bilevel.step(task.draw(), task.draw())
+            batches = task.draw(), task.draw()
+            independent = (task.draw(), task.draw()) if bilevel.reads_independent_batches else None
+            bilevel.step(*batches, independent_batches=independent)
 
         def owned() -> None:
             mine, trusted = task.draw(), task.draw()
@@ -221,46 +266,72 @@ class Run:
         return (owned if self.closures else step), bilevel
 
 
-def runs(device: torch.device) -> list[Run]:
-    """The ways in which a transformer's weights are learnt."""
-    no_copy = (("max_rollbacks", 0),)
-    return [
-        Run("step"),
-        Run("step, no rollback", options=no_copy),
-        Run("backward", closures=True),
-        Run("step", 8),
-        Run("step, no rollback", 8, options=no_copy),
-        Run("backward", 8, closures=True),
-    ]
+TRANSFORMER_RUNS = [
+    Run(name, outer_every, closures=name == "backward", max_rollbacks=0 if name == "step, no rollback" else 3)
+    for outer_every in (1, 8)
+    for name in ("step", "step, no rollback", "backward")
+]
+_RATES = constant(0.05, 0.01, 0.01)
+_METHODS: dict[str, Algorithm[Any]] = {
+    "soba": algorithms.soba(_RATES),
+    "fsla": algorithms.fsla(_RATES, momentum="none"),
+    "fsla with STORM": algorithms.fsla(_RATES, momentum="storm"),
+}
+_PRODUCTS: dict[str, HvpMethod] = {"difference": "finite_difference", "exact": "autograd"}
+ENGINES: tuple[Literal["eager", "graph"], ...] = ("eager", "graph")
+CNN_RUNS = [
+    *(
+        Run(f"{name}, {kind}", algorithm=algorithm, hvp_method=method, with_optimizer=False, engine=engine)
+        for engine in ENGINES
+        for name, algorithm in _METHODS.items()
+        for kind, method in _PRODUCTS.items()
+    ),
+    *(
+        Run("soba, automatic steps and Adam", outer_every, engine=engine)
+        for engine in ENGINES
+        for outer_every in (1, 8)
+    ),
+]
 
 
 def measure_training(
-    device: torch.device, report: Report, *, compile_too: bool = False
+    device: torch.device, report: Report, *, compile_too: bool = False, only: Sequence[str] = ("transformer", "cnn")
 ) -> tuple[list[Cost], list[str]]:
-    """Return the costs on the transformer, and a line for whatever could not be measured, with the reason."""
+    """Return the costs, and a line for whatever could not be measured, with the reason."""
     on_gpu = device.type == "cuda"
-    size, sequences = (TransformerSize(vocabulary=16384, tied=True), 16) if on_gpu else (TINY, 4)
-    task = TransformerTask(device, size, sequences)
     costs: list[Cost] = []
     notes: list[str] = []
-    for engine in ("eager", "compile") if compile_too else ("eager",):
-        make = task.model if engine == "eager" else partial(compiled, task.model)
-        reference = task.plain(make())
+
+    def measure(problem: str, task: Task, make: Callable[[], nn.Module], run: Run, mode: str, reference: Step) -> None:
+        report(f"{problem}, {mode}: {run.name}, outer_every={run.outer_every}")
+        try:
+            costs.append(_measured(problem, task, make, run, mode, reference, peaks.get(mode)))
+        except Exception as error:  # no memory, or a compiler or a capture that fails in its own way
+            notes.append(f"{problem}, {mode}, {run.name}: {reason(error)}")
+        _collect(device)
+
+    peaks: dict[str, float | None] = {}
+    for mode in ("eager", "compile") if "transformer" in only else ():
+        if mode == "compile" and not compile_too:
+            continue
+        size, sequences = (TransformerSize(vocabulary=16384, tied=True), 16) if on_gpu else (TINY, 4)
+        text = TransformerTask(device, size, sequences)
+        make = text.model if mode == "eager" else partial(compiled, text.model)
+        reference = text.plain(make())
         _repeat(reference, WARM_UP)
-        plain_peak = _plain_peak(task, make)
-        for run in runs(device):
-            report(f"transformer, {engine}: {run.name}, outer_every={run.outer_every}")
-            try:
-                costs.append(_measured("transformer", task, make, run, engine, reference, plain_peak))
-            except Exception as error:
-                notes.append(f"transformer, {engine}, {run.name}: {reason(error)}")
-            _collect(device)
+        peaks[mode] = _peak(device, lambda: _repeat(text.plain(make()), WARM_UP))  # noqa: B023
+        for run in TRANSFORMER_RUNS:
+            measure("transformer", text, make, run, mode, reference)
+    peaks.clear()
+    if "cnn" in only:
+        images = CNNTask(device)
+        plain = {"eager": images.plain(images.model())}
+        if on_gpu:
+            plain["graph"] = images.plain_captured(images.model())
+        for run in CNN_RUNS:
+            if run.engine in plain:
+                measure("cnn", images, images.model, run, run.engine, plain[run.engine])
     return costs, notes
-
-
-def _plain_peak(task: Task, make: Callable[[], nn.Module]) -> float | None:
-    """Bytes that plain training takes at most."""
-    return _peak(task.device, lambda: _repeat(task.plain(make()), WARM_UP))
 
 
 def _measured(
@@ -294,7 +365,7 @@ def _measured(
     taken.append(_seconds(device, lambda: _repeat(held["step"], STEPS)))
     beside.append(_seconds(device, lambda: _repeat(reference, STEPS // 2)))
     launches = None
-    if device.type == "cuda":
+    if device.type == "cuda" and problem == "transformer":
         while not _is_bare(held["bilevel"]):
             held["step"]()
         passes = _three_passes(task, held["bilevel"])

@@ -148,8 +148,8 @@ class Algorithm(ABC, Generic[S]):
 
     @property
     def capturable(self) -> bool:
-        """Whether all steps take the same operations and none asks the host, so that one can be captured."""
-        return self.outer_every == 1
+        """Whether all steps that move λ take the same operations, and none asks the host: then one can be captured."""
+        return True
 
     @property
     def moves_adjoint(self) -> bool:

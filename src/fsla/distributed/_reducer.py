@@ -155,6 +155,8 @@ class DataParallelReducer(Reducer):
         self._world_size = 1 if single else dist.get_world_size(group)
         self._splits = not single and (model is None or self._world_size > 1)
         """Whether there are others; a function's batches are also shared out in a group of one."""
+        self.several = self._world_size > 1 or self.sharded or self._wrapped
+        """Whether several processes train, or hooks of a wrapper that serves several run."""
         self._by_itself = False
 
     @property

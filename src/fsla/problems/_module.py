@@ -104,9 +104,10 @@ class ModuleProblem(LossProblem):
         self.omega = {name: p for name, p in model.named_parameters() if p.requires_grad and p not in taken}
         _check_parameters(model, self.omega, self.lam)
         parts = [member for _, member in (*members(model), *members(outer)) if isinstance(member, nn.Module)]
-        self._modules = list(dict.fromkeys(module for part in parts for module in part.modules()))
+        self.modules = list(dict.fromkeys(module for part in parts for module in part.modules()))
         self._random: WeakKeyDictionary[Batch, list[list[Tensor]]] = WeakKeyDictionary()
         """The random states in which the micro-batches of batches without a seed were first seen."""
+        self._sets_random = True
 
     def point(self) -> Point:
         """Return the point of the parameters. Its tensors are theirs, and move with them."""
@@ -135,11 +136,12 @@ class ModuleProblem(LossProblem):
         buffers = self.buffers()
         before = [b.detach().clone() for b in buffers]
         device = passes.device_of(self.omega)
-        seeded = part.seed is not None
-        stream = nullcontext() if seeded else self._stream(batch, part.number, device, advance=update_buffers)
+        seed = part.seed if self._sets_random else None
+        streams = self._sets_random and seed is None
+        stream = self._stream(batch, part.number, device, advance=update_buffers) if streams else nullcontext()
         moved = False
         try:
-            with stream, passes.forward_context(part.seed, None, device):
+            with stream, passes.forward_context(seed, None, device):
                 with passes.casting(self.autocast_dtype, device):  # and not what goes backward, as in plain training
                     value = self._evaluate(level, model, part.data)
                 yield value
@@ -151,25 +153,34 @@ class ModuleProblem(LossProblem):
             reducer.buffers_moved(part, buffers, before)
 
     @contextmanager
+    def leaving_random(self) -> Iterator[None]:
+        """Have passes leave torch's generators alone, as where nothing is drawn."""
+        before, self._sets_random = self._sets_random, False
+        try:
+            yield
+        finally:
+            self._sets_random = before
+
+    @contextmanager
     def _stream(self, batch: Batch, number: int, device: torch.device, *, advance: bool) -> Iterator[None]:
         """Begin a pass where the first one over the micro-batch began; the stream goes on only where it is to advance.
 
         A micro-batch begins where the first pass over the one before ended.
         """
-        now = _random_states(device)
+        now = random_states(device)
         begins = self._random.setdefault(batch, [now])
         while len(begins) <= number:
             begins.append(now)
         done = False
         try:
-            _set_random_states(device, begins[number])
+            set_random_states(device, begins[number])
             yield
             done = True
         finally:
             if done and len(begins) == number + 1:
-                begins.append(_random_states(device))
+                begins.append(random_states(device))
             if not (advance and done):
-                _set_random_states(device, now)
+                set_random_states(device, now)
 
     def _evaluate(self, level: Level, model: Any, data: Any) -> Tensor:
         name = LOSS_NAMES[level]
@@ -214,7 +225,7 @@ class ModuleProblem(LossProblem):
 
     def buffers(self) -> list[Tensor]:
         """Return the buffers as they are now: a module may have replaced one."""
-        return list(dict.fromkeys(b for module in self._modules for b in module._buffers.values() if b is not None))
+        return list(dict.fromkeys(b for module in self.modules for b in module._buffers.values() if b is not None))
 
     def _candidates(self, device: torch.device) -> tuple[ExactMode, ...]:
         return (REVERSE,)
@@ -296,14 +307,16 @@ def _without_gradient(parameters: Sequence[nn.Parameter]) -> Iterator[None]:
             p.requires_grad_(True)
 
 
-def _random_states(device: torch.device) -> list[Tensor]:
+def random_states(device: torch.device) -> list[Tensor]:
+    """Return the states of torch's own generators, on the host and on the device."""
     states = [torch.get_rng_state()]
     if device.type == "cuda":
         states.append(torch.cuda.get_rng_state(device))
     return states
 
 
-def _set_random_states(device: torch.device, states: list[Tensor]) -> None:
+def set_random_states(device: torch.device, states: list[Tensor]) -> None:
+    """Set what `random_states` returned."""
     torch.set_rng_state(states[0])
     if device.type == "cuda":
         torch.cuda.set_rng_state(states[1], device)

@@ -26,7 +26,7 @@ from fsla.steps._updates import ScaleFree, Update
 FIRST = 20
 """Products of the first estimate of L."""
 OFTEN = 5
-RARELY = 40
+RARELY = 20
 """Steps between two later products: OFTEN at first, twice as many after each one that agrees with L, RARELY at most."""
 AGREES = 0.05
 """By how much of itself L may change at a product that agrees with it."""

@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader
 from fsla._checks import pick, positive, whole_number
 from fsla._json_values import differences
 from fsla._state_tree import describe, evolve, flatten, map_tensors, unflatten
-from fsla._tree import Tree, copy_, norm
+from fsla._tree import Tree, clone, copy_, norm
 from fsla.algorithms._base import Algorithm, State
 from fsla.algorithms._registry import get_algorithm, list_algorithms
 from fsla.algorithms._single_loop import fsla as fsla_algorithm
@@ -50,6 +50,7 @@ from fsla.train._optimizers import (
 from fsla.train._ranks import join_ranks
 from fsla.train._schema import check_like, check_nest
 from fsla.train._solve import solve_inner
+from fsla.train._step_graphs import CudaRecorder, Observed, StepGraphs
 
 FORMAT = 1
 
@@ -80,6 +81,11 @@ class BilevelOptimizer(ProblemAtPoint):
         max_adjoint_norm: bound on ‖v‖.
         split_batches: on several ranks, True if each receives the same batch, and takes its part. False if each
             receives different samples, the same number on each.
+        engine: "eager" takes each step from Python. "graph" captures steps as CUDA graphs and replays them, which pays
+            if kernels are short; it needs batches on the GPU, losses that are functions of their arguments, and no
+            random layers. "auto" is "graph" if that is possible, with a warning if it is not. A number that a loss
+            reads from elsewhere is captured as it is. Replays are compared with the step itself at first, and at one
+            step in 512.
         max_rollbacks: how often a run that diverges goes back to its last good state and halves its steps before it
             raises; None watches nothing. The state stays on the device: a second copy of what is trained, of v and of
             the optimisers' states, 16 bytes a parameter under Adam in float32. 0 and None store none.
@@ -128,6 +134,7 @@ class BilevelOptimizer(ProblemAtPoint):
         max_grad_norm: float | None = None,
         max_adjoint_norm: float | None = None,
         split_batches: bool = True,
+        engine: Literal["eager", "graph", "auto"] = "eager",
         max_rollbacks: int | None = 3,
         **unknown: Any,
     ) -> None:
@@ -163,6 +170,7 @@ class BilevelOptimizer(ProblemAtPoint):
         self._make_optimizers((inner_optimizer, adjoint_optimizer, outer_optimizer))
         self._max_grad_norm = max_grad_norm
         self.algorithm = self._placed(algorithm, max_adjoint_norm)
+        self._graphs = self._step_graphs(engine)
         self._guard = Guard(max_rollbacks)
         self.step_count = 0
         self.state: State | None = None
@@ -215,6 +223,26 @@ class BilevelOptimizer(ProblemAtPoint):
             projection=None,  # It is in `outer_update` already.
         )
 
+    def _step_graphs(self, engine: str) -> StepGraphs | None:
+        """What captures steps, where that was asked for; raises where they cannot be captured."""
+        pick(engine, dict.fromkeys(("eager", "graph", "auto")), "engine")
+        device = passes.device_of(self._problem.omega)
+        refused = None
+        if device.type != "cuda":
+            refused = f"it replays CUDA graphs, and the model is on {device}."
+        elif not self.algorithm.capturable:
+            refused = f"{self._name} does not take the same operations at every step."
+        elif self.reducer.several:
+            refused = "the model is trained by several processes."
+        elif not self._owns_losses:
+            refused = "the passes of `backward` belong to the loop that calls."
+        if engine == "graph" and refused:
+            raise ValueError(f"engine='graph' is unavailable: {refused} Use engine='eager' or 'auto'.")
+        if engine == "eager" or refused:
+            return None
+        optimizers = list(self._optimizers.values())
+        return StepGraphs(self._problem, optimizers, self._observed, engine == "auto", CudaRecorder(device))
+
     # -------------------------------------------------------------------------------------------------- what users read
 
     @property
@@ -237,7 +265,7 @@ class BilevelOptimizer(ProblemAtPoint):
         """d, the estimate of ∇f that λ moves by, by the outer parameters' names."""
         if self.state is None:
             raise RuntimeError("There is no hypergradient before the first step. Call step(inner_batch, outer_batch).")
-        return self.state.direction
+        return clone(self.state.direction) if self._graphs else self.state.direction
 
     @property
     def due(self) -> bool:
@@ -358,10 +386,11 @@ class BilevelOptimizer(ProblemAtPoint):
         """Take a step; `owned` is a loop in which ω moves here."""
         if self._begins(owned):
             self._begin(algorithm, batches, owned=owned)
-        inner_loss, outer_loss = (
-            self._train(algorithm, batches) if self.state is None else self._advance(algorithm, self.state, batches)
-        )
-        info = self._info(inner_loss, outer_loss)
+        if self.state is None:
+            observed = self._observed(None, self._train(algorithm, batches))
+        else:
+            observed = self._advance(algorithm, self.state, batches, owned=owned)
+        info = StepInfo(self.step_count, *observed)
         self.step_count += 1
         if self._is_well(algorithm, info, owned=owned) and self.state is not None:
             self.state = algorithm.measure(self._asked, self.state, batches)
@@ -384,12 +413,13 @@ class BilevelOptimizer(ProblemAtPoint):
         algorithm.updates.inner(Variable(here.omega), view.grad_omega, 1.0)
         return view.known_value, None
 
-    def _advance(
-        self, algorithm: Algorithm[Any], state: State, batches: StepBatches
-    ) -> tuple[Tensor | None, Tensor | None]:
-        """Take a step of the algorithm from where the parameters stand; return the losses."""
+    def _advance(self, algorithm: Algorithm[Any], state: State, batches: StepBatches, *, owned: bool) -> Observed:
+        """Take a step of the algorithm from where the parameters stand; return what it saw."""
+        if self._graphs and self._graphs.active and owned:
+            self.state, observed = self._graphs.advance(algorithm, self._asked, state, batches, self._here)
+            return observed
         self.state, context = algorithm.advance(self._asked, self._here(state), batches)
-        return context.losses()
+        return self._observed(self.state, context.losses())
 
     def _here(self, state: State) -> State:
         """The state with λ and ω in the parameters, which may have been given other storage."""
@@ -455,17 +485,16 @@ class BilevelOptimizer(ProblemAtPoint):
             self._seed = self.reducer.ranks.broadcast(_seed_from_stream())
         return mix_seed(self._seed, 0, self.step_count)
 
-    def _info(self, inner_loss: Tensor | None, outer_loss: Tensor | None) -> StepInfo:
-        state, sizes = self.state, self.algorithm.step_sizes
+    def _observed(self, state: State | None, losses: tuple[Tensor | None, Tensor | None]) -> Observed:
+        """What a step leaves for its `StepInfo`. Never asks the host."""
+        sizes = self.algorithm.step_sizes
         zero = torch.zeros(())
         curvature = scale = None
         if state is not None and state.measured is not None and isinstance(sizes, Automatic):
             curvature = state.measured.curvature if sizes.measures else None
             scale = sizes.outer_scale(state.measured) if sizes.outer else None
-        return StepInfo(
-            self.step_count,
-            inner_loss,
-            outer_loss,
+        return Observed(
+            *losses,
             zero if state is None else norm(state.direction),
             zero if state is None or not state.v else norm(state.v),
             curvature,

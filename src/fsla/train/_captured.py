@@ -171,7 +171,7 @@ class CudaGraph:
         """Take n replays; return what is wrong with one of them, if anything is."""
         assert self._replay is not None
         begin = state.step_count
-        _write(tensors_of(self._held), tensors_of(state))
+        write_tensors(tensors_of(self._held), tensors_of(state))
         rates = self._sent(range(begin, begin + n))
         algorithm = self._algorithm
         ahead = algorithm.at_one_point
@@ -193,7 +193,7 @@ class CudaGraph:
                 if measures and not ahead:
                     self._measure(algorithm.measure, k + 1, random)
             except Exception as error:
-                wrong = f"The captured step failed ({_reason(error)})"
+                wrong = f"The captured step failed ({reason_of(error)})"
             if wrong is not None:
                 return wrong
             self._since = self._since if self._unseen else k
@@ -230,7 +230,7 @@ class CudaGraph:
         """Have the step sizes measure in the held state, after k steps, on the batches of a step."""
         measured = measure(self._problem, replace(self._held, step_count=k), self._batches(random)).measured
         places = tensors_of(self._held.measured)
-        _write(places, tensors_of(measured))
+        write_tensors(places, tensors_of(measured))
         left = iter(places)
         self._held = replace(self._held, measured=map_tensors(lambda t: next(left), measured))
 
@@ -280,9 +280,9 @@ class CudaGraph:
         for _ in range(2):
             self._generator.set_state(random)
             self._drawn.append(self._draw())  # Kept, so that no batch is lost where the draw is refused.
-            _leaves(self._drawn[-1])
+            leaves_of(self._drawn[-1])
             self._drawn[-1] = deepcopy(self._drawn[-1])  # A draw may write into one place.
-        first, second = map(_leaves, self._drawn)
+        first, second = map(leaves_of, self._drawn)
         if len(first) != len(second) or not all(map(_same, first, second)):
             raise CaptureError(
                 "What is drawn must come from the generator alone, on its device: the draw is captured with the step, "
@@ -306,7 +306,7 @@ class CudaGraph:
             return tensors_of(after)
 
         def work(step: Callable[[StepBatches], list[Tensor]] = moved) -> None:
-            _write(tensors_of(self._held), step(self._draw()))
+            write_tensors(tensors_of(self._held), step(self._draw()))
 
         self._problem.counting(lambda: self._recorder.warm_up(work))
         if self.name == "compile":
@@ -337,7 +337,7 @@ class CudaGraph:
             program = torch.compile(trace)
 
         def step(batches: StepBatches) -> list[Tensor]:
-            _write(places, _tensors(batches))
+            write_tensors(places, _tensors(batches))
             with torch.no_grad(), warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # The compiler's advice on settings that are the user's.
                 return list(program())
@@ -384,7 +384,7 @@ class CudaGraph:
 
     def _unavailable(self, error: Exception, worse: str, *, must_raise: bool) -> None:
         """Go on with the next best engine, or raise."""
-        message = f"Engine {self.name!r} is unavailable: {_reason(error)}"
+        message = f"Engine {self.name!r} is unavailable: {reason_of(error)}"
         if must_raise:
             raise CaptureError(message) from error
         _warn(f"{message} Using {worse!r}.")
@@ -457,8 +457,8 @@ def _nudge(t: Tensor) -> Tensor:
     return t * (1 + torch.finfo(t.dtype).eps * signs.to(t.dtype)).reshape(t.shape)
 
 
-def _write(places: Sequence[Tensor], values: Sequence[Tensor]) -> None:
-    """Write values into tensors, which they may look into."""
+def write_tensors(places: Sequence[Tensor], values: Sequence[Tensor]) -> None:
+    """Write values into tensors; a value may be a view of one of them."""
     pairs = [(place, value) for place, value in zip(places, values, strict=True) if value is not place]
     if not pairs:
         return
@@ -468,23 +468,23 @@ def _write(places: Sequence[Tensor], values: Sequence[Tensor]) -> None:
         torch._foreach_copy_([place for place, _ in pairs], safe)
 
 
-def _leaves(x: object) -> list[object]:
-    """The tensors, numbers and names that batches are made of, in a fixed order."""
+def leaves_of(x: object) -> list[object]:
+    """Return the tensors, numbers and names that batches are made of, in a fixed order."""
     if x is None or isinstance(x, Tensor | bool | int | float | str):
         return [x]
     if isinstance(x, Batch):
-        return [*_leaves(x.data), x.seed, *_leaves(x.number)]
+        return [*leaves_of(x.data), x.seed, *leaves_of(x.number)]
     if isinstance(x, Mapping):
-        return [leaf for item in x.items() for leaf in _leaves(item)]
+        return [leaf for item in x.items() for leaf in leaves_of(item)]
     if isinstance(x, tuple | list):
-        return [leaf for part in x for leaf in _leaves(part)]
+        return [leaf for part in x for leaf in leaves_of(part)]
     raise TypeError(
         f"A step that is captured takes batches of tensors, numbers and strings. Got {type(x).__name__} instead."
     )
 
 
 def _tensors(batches: StepBatches) -> list[Tensor]:
-    return [leaf for leaf in _leaves(batches) if isinstance(leaf, Tensor)]
+    return [leaf for leaf in leaves_of(batches) if isinstance(leaf, Tensor)]
 
 
 def _same(a: object, b: object) -> bool:
@@ -514,7 +514,8 @@ def never_waiting() -> Iterator[None]:
         torch.cuda.set_sync_debug_mode(mode)
 
 
-def _reason(error: Exception) -> str:
+def reason_of(error: Exception) -> str:
+    """Return the first line of what an error says."""
     first = (str(error).strip() or type(error).__name__).splitlines()[0]
     return first if first.endswith((".", "!", "?", ")")) else f"{first}."
 

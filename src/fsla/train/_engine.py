@@ -129,7 +129,7 @@ def make_engine(
 def _refused(algorithm: Algorithm[Any], device: torch.device) -> str | None:
     """Return why steps cannot be captured, and what to do; None where they can."""
     kind = type(algorithm).__name__
-    if not algorithm.capturable:
+    if not algorithm.capturable or algorithm.outer_every > 1:
         return f"{kind} does not take the same operations at every step. Use engine='eager' or 'auto'."
     if algorithm.updates.in_place:
         return f"the updates of this {kind} write into their variables. Use engine='eager' or 'auto'."

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from fsla._json_values import Plain, finite, named, plain
+from fsla._json_values import Plain, among, either, finite, mapping, named, plain, record
 from fsla._tree import is_sharded
 from fsla.problems._module import named_tensors
 from fsla.train._bilevel import BilevelOptimizer
@@ -40,6 +40,8 @@ _RESERVED = (
 _UNNAMED = "metric"
 """What a number is called that `eval_fn` returns without a name."""
 _BY_RANK = "drawn by each rank"
+_GOOD = record(owned=lambda value: isinstance(value, bool), tensors=lambda value: True, state=mapping)
+_RUN = record(state=mapping, good=either(among(None), _GOOD))
 
 
 def fit(
@@ -206,13 +208,13 @@ class OptimizerStepper:
     def measure(
         self, progress: Progress, reason: StopReason | None, eval_fn: EvalFn | None
     ) -> tuple[Record, float | None]:
-        record: dict[str, Plain] = {"step": progress.step}
+        entry: dict[str, Plain] = {"step": progress.step}
         for name in _RESERVED[1:]:
-            record[name] = finite(plain(getattr(self._info, name), name), name, [])
+            entry[name] = finite(plain(getattr(self._info, name), name), name, [])
         if eval_fn is None:
-            return record, None
+            return entry, None
         metrics = _evaluated(self._optimizer.model, eval_fn)
-        return record | metrics, next(iter(metrics.values()))
+        return entry | metrics, next(iter(metrics.values()))
 
     def evaluated(self, value: float | None) -> None:
         for scheduler in self._schedulers:
@@ -245,6 +247,8 @@ class OptimizerStepper:
         check_like("its model", saved["model"], _tensors_of(optimizer.model))
         check_like("its outer", saved["outer"], _tensors_of(optimizer.outer))
         check_like("a scheduler", saved["schedulers"], [scheduler.state_dict() for scheduler in self._schedulers])
+        if not _RUN(saved["run"]):
+            raise ValueError("what it holds of the optimizer is malformed")
         with RandomState.preserved():
             RandomState.set(drawn["random"])
             for feed, position in zip(self._feeds, drawn["loaders"], strict=True):
