@@ -24,7 +24,7 @@ from fsla.distributed import SINGLE_PROCESS, ProcessGroup
 from fsla.problems._batches import StepBatches
 from fsla.problems._wrappers import CountedProblem, OracleCounts
 from fsla.train._engine import ENGINES, Engine, make_engine
-from fsla.train._loop import Callback, FitResult, Progress, Settings, StopReason, run_loop
+from fsla.train._loop import Callback, FitResult, Progress, Settings, Stepper, StopReason, run_loop
 from fsla.train._manager import Resume
 from fsla.train._records import Record
 from fsla_reproduction.run_records import Status, health, measured, work
@@ -143,7 +143,7 @@ def run_algorithm(
     return run_loop(AlgorithmStepper(run, engine, divergence_factor), settings)
 
 
-class AlgorithmStepper:
+class AlgorithmStepper(Stepper):
     """Steps of a functional run.
 
     Args:
@@ -152,8 +152,6 @@ class AlgorithmStepper:
         divergence_factor: the growth that ends the run.
     """
 
-    longest = None
-    mesh = None
     records_start = True
 
     def __init__(self, run: Run, engine: str, divergence_factor: float | None) -> None:
@@ -230,12 +228,6 @@ class AlgorithmStepper:
                 "not_finite": wild + bad,
             }
         return found, value
-
-    def evaluated(self, value: float | None) -> None:
-        pass
-
-    def shown(self) -> str:
-        return ""
 
     def state_dict(self) -> dict[str, object]:
         return {

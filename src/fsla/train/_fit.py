@@ -22,7 +22,7 @@ from fsla.problems._module import named_tensors
 from fsla.train._bilevel import BilevelOptimizer
 from fsla.train._guard import StepInfo
 from fsla.train._loader_state import Feed, RandomState, begin_together
-from fsla.train._loop import Callback, EvalFn, FitResult, Progress, Settings, StopReason, run_loop
+from fsla.train._loop import Callback, EvalFn, FitResult, Progress, Settings, Stepper, StopReason, run_loop
 from fsla.train._manager import Resume
 from fsla.train._optimizers import NAMES
 from fsla.train._records import Record
@@ -142,7 +142,7 @@ def fit(
     return run_loop(OptimizerStepper(optimizer, feeds, schedulers), settings)
 
 
-class OptimizerStepper:
+class OptimizerStepper(Stepper):
     """Steps of a `BilevelOptimizer`, on the batches of its loaders, with its schedulers.
 
     Args:
@@ -152,10 +152,6 @@ class OptimizerStepper:
     """
 
     longest = 1  # a signal ends a run after the step in which it comes
-    stride = 1
-    records_start = False
-    preparation_s = 0.0
-    oracle_calls = 0
 
     def __init__(self, optimizer: BilevelOptimizer, feeds: Sequence[Feed], schedulers: Sequence[Any]) -> None:
         self.subject = optimizer
@@ -180,9 +176,6 @@ class OptimizerStepper:
             **({"parameters in shards": True} if reducer.sharded else {}),
             **({} if reducer.split_batches else local),
         }
-
-    def begin(self, max_steps: int, max_seconds: float | None) -> None:
-        pass
 
     def advance(self, n: int) -> None:
         optimizer = self._optimizer

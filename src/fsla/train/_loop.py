@@ -1,19 +1,20 @@
 """The loop of every run: records, evaluation, early stopping, budgets, and checkpoints that resume exactly.
 
-A `Stepper` takes the steps; the loop decides how many, and what happens between them. Its clock runs only while steps
+A `Stepper` takes the steps. The loop decides how many, and what happens between them. Its clock runs only while steps
 are taken: preparing, measuring and saving are outside of it.
 """
 
 from __future__ import annotations
 
 import signal
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from time import monotonic, perf_counter
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 from torch.distributed.device_mesh import DeviceMesh
 
@@ -98,62 +99,48 @@ class Progress:
             self.since += 1
 
 
-class Stepper(Protocol):
-    """What takes the steps of a run, and what of it is saved between two steps."""
+class Stepper(ABC):
+    """Base class of what takes the steps of a run, and what of it is saved between two steps."""
 
-    @property
-    def group(self) -> ProcessGroup:
-        """The processes that take the steps together: the first decides what depends on a clock."""
-        ...
-
-    @property
-    def mesh(self) -> DeviceMesh | None:
-        """Over which parameters in shards are spread."""
-        ...
-
-    @property
-    def subject(self) -> object:
-        """First argument of callbacks."""
-        ...
-
-    @property
-    def longest(self) -> int | None:
-        """The most steps to ask for at a time."""
-        ...
-
-    @property
-    def records_start(self) -> bool:
-        """Whether there is a record of the start."""
-        ...
-
-    @property
-    def identity(self) -> Mapping[str, object]:
-        """What the run is a run of, as plain values: a checkpoint of another one is refused."""
-        ...
+    group: ProcessGroup
+    """The processes that take the steps together: the first decides what depends on a clock."""
+    subject: object
+    """First argument of callbacks."""
+    mesh: DeviceMesh | None = None
+    """Mesh that parameters in shards are spread over."""
+    longest: int | None = None
+    """The most steps to ask for at a time."""
+    records_start = False
+    """Whether there is a record of the start."""
 
     @property
     def stride(self) -> int:
         """How many steps to ask for at a time, or a multiple of it."""
-        ...
+        return 1
 
     @property
     def preparation_s(self) -> float:
         """The seconds of `advance` so far that were no steps."""
-        ...
+        return 0.0
 
     @property
     def oracle_calls(self) -> int:
         """What the run has asked for, in passes over a batch."""
-        ...
+        return 0
 
-    def begin(self, max_steps: int, max_seconds: float | None) -> None:
+    @property
+    @abstractmethod
+    def identity(self) -> Mapping[str, object]:
+        """What the run is a run of, as plain values: a checkpoint of another one is refused."""
+
+    def begin(self, max_steps: int, max_seconds: float | None) -> None:  # noqa: B027 (most need no preparation)
         """Get ready to take steps."""
-        ...
 
+    @abstractmethod
     def advance(self, n: int) -> None:
         """Take n steps."""
-        ...
 
+    @abstractmethod
     def measure(
         self, progress: Progress, reason: StopReason | None, eval_fn: EvalFn | None
     ) -> tuple[Record, float | None]:
@@ -161,23 +148,21 @@ class Stepper(Protocol):
 
         A record with the name "diverged" ends the run.
         """
-        ...
 
-    def evaluated(self, value: float | None) -> None:
+    def evaluated(self, value: float | None) -> None:  # noqa: B027 (of interest to schedulers alone)
         """Take note of the number that the run is judged by."""
-        ...
 
     def shown(self) -> str:
         """Return what the last step saw, for the bar."""
-        ...
+        return ""
 
+    @abstractmethod
     def state_dict(self) -> dict[str, object]:
         """Return what a checkpoint holds, by name."""
-        ...
 
+    @abstractmethod
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
         """Go on where `state_dict` was called. Raise, and set nothing, where it does not fit."""
-        ...
 
 
 @dataclass(frozen=True, kw_only=True)
