@@ -90,8 +90,20 @@ def readout(step: StepContext, at: Point, v: Tree) -> Leaves:
     return sub(by_lam, step.inner_at(at, step.batches.mixed_hvp[0]).mixed_hvp(v))
 
 
+class _CarriedAdjoint(HypergradientEstimator):
+    """An estimator whose memory is v, from v_0 = 0."""
+
+    row_wise = True
+
+    def memory(self, at: Point) -> Tree:
+        return zeros_like(at.omega)
+
+    def gradient(self, step: StepContext, position: Position) -> Leaves:
+        return readout(step, *position)
+
+
 @dataclass(frozen=True)
-class Tracked(HypergradientEstimator):
+class Tracked(_CarriedAdjoint):
     """FSLA's estimator: v is carried from step to step, from v_0 = 0, and moves along H v - ∂_ω F.
 
     Args:
@@ -104,16 +116,12 @@ class Tracked(HypergradientEstimator):
 
     moves: int = 1
     moves_adjoint = True
-    row_wise = True
 
     def __post_init__(self) -> None:
         whole_number(self.moves, "moves", "Tracked")
 
     def hvp_batches(self, inner_steps: int) -> int:
         return self.moves
-
-    def memory(self, at: Point) -> Tree:
-        return zeros_like(at.omega)
 
     def advance(self, step: StepContext, at: Point, adjoint: Variable, measured: Any) -> tuple[Variable, Any]:
         b = step.outer_at(at, step.batches.outer_grad_omega[0]).grad_omega
@@ -125,12 +133,9 @@ class Tracked(HypergradientEstimator):
             adjoint = step.updates.adjoint(adjoint, residual, step.rates.adjoint_lr)
         return adjoint, measured
 
-    def gradient(self, step: StepContext, position: Position) -> Leaves:
-        return readout(step, *position)
-
 
 @dataclass(frozen=True)
-class WarmStartCG(HypergradientEstimator):
+class WarmStartCG(_CarriedAdjoint):
     """AID-BiO's estimator: v is carried from step to step, and improved by conjugate gradients.
 
     Args:
@@ -142,22 +147,15 @@ class WarmStartCG(HypergradientEstimator):
     """
 
     hvp_steps: int
-    row_wise = True
 
     def __post_init__(self) -> None:
         whole_number(self.hvp_steps, "hvp_steps", "WarmStartCG", least=2)
-
-    def memory(self, at: Point) -> Tree:
-        return zeros_like(at.omega)
 
     def advance(self, step: StepContext, at: Point, adjoint: Variable, measured: Any) -> tuple[Variable, Any]:
         view = step.inner_at(at, step.batches.hvp[0]).linearized()
         residual = sub(step.outer_at(at, step.batches.outer_grad_omega[0]).grad_omega, view.hvp(adjoint.value))
         correction = ConjugateGradient(self.hvp_steps - 1)(view.hvp, residual)
         return step.updates.adjoint.set(adjoint, axpy(1.0, correction, adjoint.value)), measured
-
-    def gradient(self, step: StepContext, position: Position) -> Leaves:
-        return readout(step, *position)
 
 
 @dataclass(frozen=True)
@@ -245,8 +243,7 @@ class ReverseUnroll(HypergradientEstimator):
     def gradient(self, step: StepContext, position: Position) -> Leaves:
         at = position.at
         first = 0 if self.unroll_length is None else max(0, len(at.trajectory) - self.unroll_length)
-        p = step.outer_at(at, step.batches.outer_grad_omega[0]).grad_omega
-        by_lam = step.outer_at(at, step.batches.outer_grad_lam[0]).grad_lam
+        p, by_lam = _outer_gradients(step, at)
         backwards = (_term(step, at, t, last=t == first) for t in reversed(range(first, len(at.trajectory))))
         return adjoint_recursion(backwards, p, by_lam)
 
@@ -269,11 +266,16 @@ class ForwardUnroll(HypergradientEstimator):
 
     def gradient(self, step: StepContext, position: Position) -> Leaves:
         at = position.at
-        p = step.outer_at(at, step.batches.outer_grad_omega[0]).grad_omega
-        by_lam = step.outer_at(at, step.batches.outer_grad_lam[0]).grad_lam
+        p, by_lam = _outer_gradients(step, at)
         terms = (_term(step, at, t) for t in range(len(at.trajectory)))
         start = [zeros_like(at.omega) for _ in basis(at.lam)]
         return sub(by_lam, apply_matrix(matrix_recursion(terms, at.lam, start), p, at.lam))
+
+
+def _outer_gradients(step: StepContext, at: Point) -> tuple[Tree, Leaves]:
+    """∂_ω F and ∂_λ F, each on its own batch."""
+    by_omega = step.outer_at(at, step.batches.outer_grad_omega[0]).grad_omega
+    return by_omega, step.outer_at(at, step.batches.outer_grad_lam[0]).grad_lam
 
 
 def _term(step: StepContext, at: Point, t: int, *, last: bool = False) -> Term:
@@ -307,8 +309,7 @@ class ForwardSensitivity(HypergradientEstimator):
 
     def gradient(self, step: StepContext, position: Position) -> Leaves:
         at = position.at
-        p = step.outer_at(at, step.batches.outer_grad_omega[0]).grad_omega
-        by_lam = step.outer_at(at, step.batches.outer_grad_lam[0]).grad_lam
+        p, by_lam = _outer_gradients(step, at)
         return sub(by_lam, apply_matrix(_rows(position.adjoint), p, at.lam))
 
 

@@ -117,22 +117,16 @@ class FiniteDifferenceProblem(ForwardingProblem):
         self.rel_step = rel_step
 
     def inner_at(self, at: Point, batch: Batch, *, update_buffers: bool = False) -> View:
-        def view_at(at: Point, update_buffers: bool) -> View:
-            return self.problem.inner_at(at, batch, update_buffers=update_buffers)
-
-        return DifferenceView(view_at, at, rel_step=self.rel_step, update_buffers=update_buffers)
+        return DifferenceView(self._inner(batch), at, rel_step=self.rel_step, update_buffers=update_buffers)
 
     def outer_at(self, at: Point, batch: Batch) -> View:
-        def view_at(at: Point, update_buffers: bool) -> View:
-            return self.problem.outer_at(at, batch)
-
-        return DifferenceView(view_at, at, rel_step=self.rel_step)
+        return DifferenceView(lambda at, _: self.problem.outer_at(at, batch), at, rel_step=self.rel_step)
 
     def check_step(self, at: Point, batch: Batch, v: Tree) -> FiniteDifferenceCheck:
-        def view_at(at: Point, update_buffers: bool) -> View:
-            return self.problem.inner_at(at, batch)
+        return compare_steps(self._inner(batch), at, v, self.rel_step)
 
-        return compare_steps(view_at, at, v, self.rel_step)
+    def _inner(self, batch: Batch) -> Callable[[Point, bool], View]:
+        return lambda at, update_buffers: self.problem.inner_at(at, batch, update_buffers=update_buffers)
 
 
 class DampedProblem(ForwardingProblem):
@@ -306,19 +300,20 @@ class CountedProblem(ForwardingProblem):
         self.calls = OracleCounts()
         self.samples = OracleCounts()
 
-    def inner_at(self, at: Point, batch: Batch, *, update_buffers: bool = False) -> View:
-        view = self.problem.inner_at(at, batch, update_buffers=update_buffers)
-        self.count(batch, "inner_views")
-        if isinstance(view, DifferenceView):  # counts the gradients that its products are made of
-            return view.through(lambda one: _CountedView(one, batch, self, _INNER))
-        return _CountedView(view, batch, self, _INNER)
+    def _wrap_inner(self, view: View, batch: Batch) -> View:
+        return self._counted(view, batch, "inner_views", _INNER)
 
-    def outer_at(self, at: Point, batch: Batch) -> View:
-        view = self.problem.outer_at(at, batch)
-        self.count(batch, "outer_views")
-        if isinstance(view, DifferenceView):
-            return view.through(lambda one: _CountedView(one, batch, self, _OUTER))
-        return _CountedView(view, batch, self, _OUTER)
+    def _wrap_outer(self, view: View, batch: Batch) -> View:
+        return self._counted(view, batch, "outer_views", _OUTER)
+
+    def _counted(self, view: View, batch: Batch, kind: str, names: tuple[str, str]) -> View:
+        """A view that counts; of one by differences, the views that its products ask."""
+        self.count(batch, kind)
+
+        def counted(one: View) -> View:
+            return _CountedView(one, batch, self, names)
+
+        return view.through(counted) if isinstance(view, DifferenceView) else counted(view)
 
     def count(self, batch: Batch, *names: str) -> None:
         """Count a call of each of these oracles on the batch."""
