@@ -13,7 +13,7 @@ from fsla import Point, Problem, StepBatches, WeightedLossProblem, make_function
 from fsla._tree import flatten
 from fsla.distributed import SINGLE_PROCESS, DataParallelReducer, get_group
 from fsla.train._engine import make_engine
-from fsla.train._run import Run, run_algorithm
+from fsla_reproduction.algorithm_run import Run, run_algorithm
 from support import F64, normal
 
 RATES = fsla.steps.Schedule(0.1, 0.2, 0.2, 0.9, power=0.3)

@@ -239,7 +239,7 @@ def text_of(folder):
 def publish_variant(request, monkeypatch):
     """How folders change places: as the file system can, and as on one that cannot exchange names."""
     if request.param == "renamed twice":
-        monkeypatch.setattr(files, "_exchanged", lambda a, b: False)
+        monkeypatch.setattr(files, "_exchange_names", lambda a, b: False)
     return request.param
 
 
@@ -311,7 +311,7 @@ files = importlib.util.module_from_spec(spec)
 sys.modules["files"] = files
 spec.loader.exec_module(files)
 target, left, names = Path(sys.argv[2]), int(sys.argv[4]), {"a", "b"}
-exchanged = files._exchanged if sys.argv[3] == "swapped at once" else lambda a, b: False
+exchanged = files._exchange_names if sys.argv[3] == "swapped at once" else lambda a, b: False
 
 def reached(event, *_):
     global left
@@ -326,7 +326,7 @@ def swap(a, b):
     reached("swap")
     return done
 
-files._exchanged = swap
+files._exchange_names = swap
 files._host()
 sys.addaudithook(reached)
 with files.temporary_folder(target, names) as made:

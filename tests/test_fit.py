@@ -241,7 +241,7 @@ def test_fit_resumes_with_more_steps(tmp_path):
     history = done.fit(tmp_path / "parts", eval_every=5)
     assert (history.num_steps, history.resumed_from, len(history.records)) == (STEPS, STEPS, 6)
     assert digest(done.model.state_dict()) == digest(whole.model.state_dict())
-    with pytest.raises(CheckpointError, match=r"beyond the 20 steps .* at step 30\. Ask for more steps"):
+    with pytest.raises(CheckpointError, match=r"at step 30, beyond max_steps=20\. Ask for more steps"):
         Setup(user_optimizers=False).fit(tmp_path / "parts", max_steps=20)
 
 
@@ -337,7 +337,7 @@ def test_loader_position_is_restored(replacement, own_generator, drawn):
     torch.manual_seed(9)
     again = make()
     again.seek(place)
-    again.settle(place)
+    again.restore_generators(place)
     torch.set_rng_state(state)
     assert [again.draw().tolist() for _ in range(12)] == rest
 
@@ -357,7 +357,7 @@ def test_loader_positions_with_one_generator_are_restored():
     for feed, place in zip(again, places, strict=True):
         feed.seek(place)
     for feed, place in zip(again, places, strict=True):
-        feed.settle(place)
+        feed.restore_generators(place)
     assert [int(feed.draw()) for feed in again * 12] == rest
 
 
@@ -521,13 +521,13 @@ def test_fit_checkpoint_of_other_problem_raises(tmp_path):
     other = Setup()
     other.train = DataLoader(Augmented(48, 1), batch_size=8, shuffle=True)
     refused(other, r"batches\[0\]: 5 there, 6 wanted")
-    refused(Setup(), r"must hold no checkpoint where resume=False", resume=False)
+    refused(Setup(), r"resume=False resumes from none", resume=False)
     assert {p.name: p.read_bytes() for p in tmp_path.iterdir()} == before
 
 
 def test_fit_resume_previous_needs_two_checkpoints(tmp_path):
     Setup().fit(tmp_path, save_total_limit=1)
-    with pytest.raises(CheckpointError, match=r"must hold two checkpoints"):
+    with pytest.raises(CheckpointError, match=r"needs two checkpoints"):
         Setup().fit(tmp_path, resume="previous")
 
 
@@ -550,7 +550,7 @@ def test_fit_lost_records_warn_and_continue(tmp_path):
     interrupted(tmp_path)
     lines = (tmp_path / "records.jsonl").read_text().splitlines(keepends=True)
     (tmp_path / "records.jsonl").write_text("".join(lines[:2]) + lines[2][:20])
-    with pytest.warns(UserWarning, match=r"must hold the 4 records .* It holds 2 of them"):
+    with pytest.warns(UserWarning, match=r"holds 2 readable records of the 4"):
         history = Setup().fit(tmp_path)
     assert [r["step"] for r in history.records] == [4, 8, 20, 24, 28, 30]
     assert records(tmp_path) == history.records
@@ -562,14 +562,14 @@ def test_fit_lost_records_warn_and_continue(tmp_path):
 def test_fit_unwritable_folder_fails_before_first_step(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
     run = Setup()
-    with pytest.raises(CheckpointError, match=r"folder of fit must be writable\. .*file.* is not: .*Name another"):
+    with pytest.raises(CheckpointError, match=r"Cannot write to .*file.*: .*Name another"):
         run.fit(tmp_path / "file" / "run")
 
     def refuse(path):
         raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
 
     monkeypatch.setattr(sys.modules["fsla.train._loop"], "ensure_folder", refuse)
-    with pytest.raises(CheckpointError, match=r"is not: Read-only file system\. Name another"):
+    with pytest.raises(CheckpointError, match=r"Cannot write to .*: Read-only file system\. Name another"):
         run.fit(tmp_path / "run")
     assert run.opt.step_count == 0
 
@@ -692,7 +692,7 @@ def test_fit_on_full_disk_keeps_previous_files(tmp_path, monkeypatch):
         real(file)
 
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(CheckpointError, match=r"checkpoint-00000009.* was not: No space left on device"):
+    with pytest.raises(CheckpointError, match=r"checkpoint-00000009.*: No space left on device"):
         Setup().fit(tmp_path)
     monkeypatch.setattr(os, "fsync", real)
     assert checkpoints(tmp_path) == ["checkpoint-00000003.safetensors", "checkpoint-00000006.safetensors"]
@@ -966,10 +966,10 @@ for limit, step in ((whole - 10, 100), (20_000, 15)):
     code_of_exit, out, err = ended(start(code, tmp_path))
     assert code_of_exit == 0, err
     lines = out.splitlines()
-    assert "The record of step 16 must be written" in lines[0]
-    assert "was not: File too large." in lines[0]
+    assert "Cannot write the record of step 16" in lines[0]
+    assert "records.jsonl: File too large." in lines[0]
     assert lines[1] == "[4, 8, 12] ['checkpoint-00000012.safetensors']"
-    assert "checkpoint-00000015.safetensors must be written, and was not: File too large." in lines[2]
+    assert "checkpoint-00000015.safetensors: File too large." in lines[2]
     assert lines[3] == lines[1]
     whole = Setup()
     whole.fit()
@@ -1038,5 +1038,5 @@ def test_fit_checkpoint_of_other_run_raises(tmp_path):
         Setup().fit(tmp_path / name, max_steps=6)
     name = "checkpoint-00000006.safetensors"
     (tmp_path / "one" / name).write_bytes((tmp_path / "other" / name).read_bytes())
-    with pytest.raises(CheckpointError, match=rf"{name} and checkpoint-00000003\.safetensors must be of one run"):
+    with pytest.raises(CheckpointError, match=rf"{name} and checkpoint-00000003\.safetensors are of two runs"):
         Setup().fit(tmp_path / "one", max_steps=9)

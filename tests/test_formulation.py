@@ -7,17 +7,10 @@ from fsla import Batch, Point, StepBatches
 from fsla import _tree as tree
 from fsla._tree import basis, zeros_like
 from fsla.hypergradients import ReverseUnroll
-from fsla.hypergradients._recursions import (
-    Term,
-    adjoint_recursion,
-    apply_matrix,
-    backward_sum,
-    forward_sum,
-    matrix_recursion,
-    vector_recursion,
-)
+from fsla.hypergradients._recursions import adjoint_recursion, apply_matrix, matrix_recursion
 from fsla.steps import GradientDescent, Position, StepContext, constant
 from fsla.steps._updates import Updates
+from lemma2 import Term, backward_sum, forward_sum, vector_recursion
 from support import normal, ridge_logistic
 
 

@@ -21,7 +21,7 @@ def test_exit_waits_for_gloo_threads(monkeypatch):
     ]
     polls = iter(seen)
     monkeypatch.setattr(leaving, "workers", lambda: next(polls))
-    monkeypatch.setattr(leaving, "LOOK_EVERY_S", 0.0)
+    monkeypatch.setattr(leaving, "CHECK_EVERY_S", 0.0)
     wait_for_gloo_threads()
     assert list(polls) == seen[4:]
 
@@ -33,7 +33,7 @@ def test_exit_without_gloo_does_not_wait(monkeypatch):
 
 def test_exit_ignores_thread_that_never_rests(monkeypatch):
     monkeypatch.setattr(leaving, "workers", lambda: {"1": Task("R", "5")})
-    monkeypatch.setattr(leaving, "LOOK_EVERY_S", 0.0)
+    monkeypatch.setattr(leaving, "CHECK_EVERY_S", 0.0)
     wait_for_gloo_threads()
 
 

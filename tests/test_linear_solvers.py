@@ -4,8 +4,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fsla import _tree as tree
-from fsla.hypergradients import RandomNeumann
-from fsla.hypergradients import _linsolve as linsolve
+from fsla.hypergradients import Neumann, RandomNeumann
+from fsla.hypergradients import _linear_solvers as linsolve
+from fsla.hypergradients._linear_solvers import NeumannTerm
 from fsla_reproduction.problems import Quadratic
 from support import F64, normal
 
@@ -25,7 +26,7 @@ def system(n=6, kappa=20.0, seed=0, dtype=F64):
 def test_neumann_equals_gradient_steps_and_series(K):
     H, matvec, b, calls = system()
     beta = 1 / 25
-    v = linsolve.neumann(matvec, b, steps=K, beta=beta)["x"]
+    v = Neumann(K, beta)(matvec, b)["x"]
     assert len(calls) == K - 1  # K terms, not K + 1
     x = torch.zeros(6, dtype=F64)
     for _ in range(K):
@@ -40,15 +41,15 @@ def test_neumann_residual_falls_at_theoretical_rate():
     beta = 1 / 20
     rate = float((1 - beta * torch.linalg.eigvalsh(H)).abs().max())
     for K in (10, 100, 400):
-        v = linsolve.neumann(matvec, b, steps=K, beta=beta)
+        v = Neumann(K, beta)(matvec, b)
         assert float(linsolve.relative_residual(matvec, b, v)) <= rate**K * 1.0001 + 1e-15
 
 
 def test_random_neumann_mean_equals_series():
     H, matvec, b, _ = system(n=3, kappa=4.0)
     K, beta = 5, 0.2
-    target = linsolve.neumann(matvec, b, steps=K, beta=beta)["x"]
-    terms = [linsolve.random_neumann(matvec, b, steps=K, beta=beta, length=j)["x"] for j in range(K)]
+    target = Neumann(K, beta)(matvec, b)["x"]
+    terms = [NeumannTerm(j, K, beta)(matvec, b)["x"] for j in range(K)]
     for j, term in enumerate(terms):
         power = torch.linalg.matrix_power(torch.eye(3, dtype=F64) - beta * H, j)
         assert torch.allclose(term, K * beta * power @ b["x"])

@@ -12,10 +12,12 @@ import fsla
 from fsla import CountedProblem, OracleCounts, State, StepBatches
 from fsla.algorithms._orders import Alternating, AlternatingState
 from fsla.steps import Variable
-from fsla.train import CheckpointError, Run, Status, health, run_algorithm, save_checkpoint, work
+from fsla.train import CheckpointError, save_checkpoint
 from fsla.train import _loop as loop
 from fsla.train import _stores as stores
 from fsla.train._checkpoint import load_nest, save_nest
+from fsla_reproduction.algorithm_run import Run, run_algorithm
+from fsla_reproduction.run_records import Status, health, work
 from support import network, ridge_logistic
 
 RATES = fsla.steps.constant(0.05, 0.1, 0.1, 0.5)
@@ -292,7 +294,7 @@ def test_train_unwritable_checkpoint_fails_at_start(tmp_path):
     run = make_run()
     run.start = lambda: pytest.fail("the run began")
     (tmp_path / "x").write_text("")
-    with pytest.raises(CheckpointError, match=r"must be writable\. .*x is not: .*Name another folder"):
+    with pytest.raises(CheckpointError, match=r"Cannot write to .*x: .*Name another folder"):
         train(run, steps=10, every=5, measure=all_numbers, output_dir=str(tmp_path / "x"))
 
 
@@ -399,7 +401,7 @@ IDENTITY = {"seed": 0, "data": {"name": "digits", "rows": [1, 2]}, "rate": 0.5, 
 def test_train_checkpoint_of_other_run_raises(tmp_path, other, why):
     saved_run(tmp_path / "x", run_config=IDENTITY)
     before = {p.name: p.read_bytes() for p in (tmp_path / "x").iterdir()}
-    with pytest.raises(CheckpointError, match=rf"{tmp_path / 'x'}.* must be .* another.*{why}"):
+    with pytest.raises(CheckpointError, match=rf"{tmp_path / 'x'}.* is the checkpoint of another run.*{why}"):
         train(make_run(), steps=14, every=5, measure=all_numbers, output_dir=tmp_path / "x", run_config=other)
     assert {p.name: p.read_bytes() for p in (tmp_path / "x").iterdir()} == before
 
@@ -432,12 +434,12 @@ def test_train_checkpoint_without_run_raises(tmp_path):
     def resumed(**arguments):
         train(make_run(), **{"steps": 14, "every": 5, "measure": all_numbers, "output_dir": tmp_path, **arguments})
 
-    with pytest.raises(CheckpointError, match=r"not gone beyond the 2 steps .* It is at step 6"):
+    with pytest.raises(CheckpointError, match=r"is at step 6, beyond max_steps=2"):
         resumed(steps=2)
     whole, content = load_nest(path, stores.KIND)
     for name in whole:
         save_nest(path, stores.KIND, {key: value for key, value in whole.items() if key != name}, content.run_id)
-        with pytest.raises(CheckpointError, match=rf"(malformed|must be of this run.*{name}).*Remove it|remove it"):
+        with pytest.raises(CheckpointError, match=rf"(malformed|Cannot resume from.*{name}).*Remove it|remove it"):
             resumed()
     save_checkpoint(path, (1, 2))
     with pytest.raises(CheckpointError, match="it holds a checkpoint, not a checkpoint of fit"):
@@ -518,7 +520,7 @@ def driven(monkeypatch, *, stride=3, **arguments):
         clock.now += 1000.0
         return {"x": 1.0}
 
-    monkeypatch.setattr("fsla.train._run.make_engine", make)
+    monkeypatch.setattr("fsla_reproduction.algorithm_run.make_engine", make)
     return train(run, **{"steps": 20, "every": 8, "measure": measure, **arguments}), motor
 
 

@@ -10,10 +10,10 @@ import torch
 from fsla import Batch, Point
 from fsla import _tree as tree
 from fsla.hypergradients._exact import hessian_matrix
-from fsla.hypergradients._recursions import Term, vector_recursion
 from fsla_reproduction import theory
 from fsla_reproduction.problems import Quadratic
 from fsla_reproduction.theory import Constants, theorem5
+from lemma2 import Term, vector_recursion
 from support import normal, ridge_logistic
 
 

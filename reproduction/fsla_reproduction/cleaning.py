@@ -19,7 +19,8 @@ from fsla.algorithms import Algorithm, Alternating, AlternatingState, State
 from fsla.problems import CountedProblem, GaussNewtonProblem, Oracles, Point, Sampler, StepBatches
 from fsla.problems._batches import Mode
 from fsla.steps import inverse_sqrt
-from fsla.train import Record, Run, run_algorithm
+from fsla.train import Record
+from fsla_reproduction.algorithm_run import Run, run_algorithm
 from fsla_reproduction.datasets import CleaningTask, Images, TaskSpec, make_task
 from fsla_reproduction.methods import Bp, Fsla, Method, Oracle
 from fsla_reproduction.problems.networks import MODELS, RIDGE, build

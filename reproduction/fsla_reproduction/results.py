@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from fsla.problems import OracleCounts
-from fsla.train import Record, Status, work
+from fsla.train import Record
 from fsla_reproduction.cleaning import RunSpec
 from fsla_reproduction.figures import Panel, Panels
+from fsla_reproduction.run_records import Status, work
 
 
 @dataclass(frozen=True)

@@ -1,11 +1,43 @@
 """Bilevel optimisation with a fully single loop: no inner solve, no Hessian inverse, one product a step.
 
-problem = fsla.Problem(inner_loss, outer_loss)
-at = fsla.Point(lam, omega)
-result = fsla.hypergradient(problem, at, inner_batch, outer_batch, method="cg")
-algorithm = fsla.algorithms.fsla(fsla.steps.inverse_sqrt(delta=1.0, c_tau=1.0, c_beta=1.0, c_eta=0.9))
-state = algorithm.init(problem, at, batches)
-state = algorithm.step(problem, state, batches)
+With a model, its data and a weight for each source of the data:
+
+    >>> import torch
+    >>> import fsla
+    >>> generator = torch.manual_seed(0)
+    >>> x, source = torch.randn(32, 2), ["good", "bad"] * 16
+    >>> true = x.sum(1)
+    >>> given = torch.where(torch.arange(32) % 2 == 0, true, -true)
+    >>> model = torch.nn.Linear(2, 1)
+    >>> weights = fsla.GroupWeights(["good", "bad"])
+    >>> def inner_loss(model, weights, batch):
+    ...     x, y, source = batch
+    ...     return (weights(source) * (model(x).squeeze(1) - y).square()).mean()
+    >>> def outer_loss(model, weights, batch):
+    ...     x, y = batch
+    ...     return (model(x).squeeze(1) - y).square().mean()
+    >>> bilevel = fsla.SOBA(model, weights, inner_loss=inner_loss, outer_loss=outer_loss)
+    >>> for _ in range(100):
+    ...     info = bilevel.step((x, given, source), (x[:8], true[:8]))
+    >>> weights.as_dict()["good"] > weights.as_dict()["bad"]
+    True
+
+With two functions of λ and ω:
+
+    >>> problem = fsla.Problem(
+    ...     inner_loss=lambda lam, omega, batch: ((omega["w"] - lam["x"]) ** 2).sum() / 2,
+    ...     outer_loss=lambda lam, omega, batch: ((omega["w"] - 1) ** 2).sum() / 2,
+    ... )
+    >>> at = fsla.Point({"x": torch.zeros(1)}, {"w": torch.zeros(1)})
+    >>> fsla.hypergradient(problem, at, None, None, method="cg").value
+    {'x': tensor([-1.])}
+    >>> algorithm = fsla.algorithms.soba(fsla.steps.constant(outer_lr=0.2, inner_lr=0.5, adjoint_lr=0.5))
+    >>> batches = fsla.StepBatches.shared(None, None)
+    >>> state = algorithm.init(problem, at, batches)
+    >>> for _ in range(60):
+    ...     state = algorithm.step(problem, state, batches)
+    >>> round(state.lam.value["x"].item(), 1)
+    1.0
 """
 
 from importlib import import_module

@@ -105,8 +105,8 @@ def read_digest(path: Path) -> str:
 def read_run_id(path: Path) -> str | None:
     """Return the run id in a file's header, unchecked."""
     with open(open_regular(path, os.O_RDONLY), "rb") as file:
-        found = re.search(rb',"run":"([0-9a-f]{32})"\}', file.read(1024))
-    return None if found is None else found[1].decode()
+        match = re.search(rb',"run":"([0-9a-f]{32})"\}', file.read(1024))
+    return None if match is None else match[1].decode()
 
 
 def to_bytes(kind: str, tensors: Mapping[str, Tensor], content: Plain, run_id: str | None = None) -> bytes:
@@ -155,8 +155,8 @@ def unreadable(path: Path, why: str) -> FileError:
 
 def _sealed(about: Mapping[str, str], tensors: Mapping[str, Tensor], text: bytes, version: str = FORMAT) -> bytes:
     """Return the bytes of a file with a fitting digest around any text in the place of its JSON."""
-    held = {name: t.detach().cpu().clone().contiguous() for name, t in tensors.items()}
-    data = save(held | {_JSON: torch.frombuffer(bytearray(text or b" "), dtype=torch.uint8)})
+    dense = {name: t.detach().cpu().clone().contiguous() for name, t in tensors.items()}
+    data = save(dense | {_JSON: torch.frombuffer(bytearray(text or b" "), dtype=torch.uint8)})
     begin = 8 + int.from_bytes(data[:8], "little")
     metadata = {"__metadata__": {"format": version, "digest": "0" * 64, **about}}
     header = json.dumps(metadata | json.loads(data[8:begin]), separators=(",", ":")).encode()
@@ -168,10 +168,10 @@ def _sealed(about: Mapping[str, str], tensors: Mapping[str, Tensor], text: bytes
 
 
 def _check_head(path: Path, head: bytes) -> re.Match[bytes]:
-    found = _HEAD.match(head)
-    if found is None:
+    match = _HEAD.match(head)
+    if match is None:
         raise unreadable(path, "it is no file of fsla, or is damaged")
-    return found
+    return match
 
 
 def _digest(start: bytes | memoryview, *more: bytes | memoryview) -> str:

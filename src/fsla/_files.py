@@ -97,7 +97,7 @@ def ensure_writable(path: Path) -> None:
 
 
 def ensure_folder(folder: Path) -> None:
-    """Make a folder and raise an OSError, which names it, unless files can be made in it."""
+    """Make a folder and raise an OSError, which names it, unless files can be written in it."""
     with _named(folder):
         folder.mkdir(parents=True, exist_ok=True)
         probe = _temporary(folder / "probe")
@@ -121,15 +121,15 @@ def is_temporary(path: Path) -> bool:
 @contextmanager
 def temporary_folder(target: Path, names: Collection[str]) -> Iterator[Path]:
     """Make a folder beside `target`, to be filled and published; its files with these names are removed at the end."""
-    made = _temporary(target)
-    made.mkdir()
+    folder = _temporary(target)
+    folder.mkdir()
     try:
-        yield made
+        yield folder
     finally:
-        _clear(made, names)
+        _clear(folder, names)
 
 
-def publish_folder(made: Path, target: Path, listed: Callable[[Path], Collection[str]]) -> None:
+def publish_folder(folder: Path, target: Path, listed: Callable[[Path], Collection[str]]) -> None:
     """Put a folder of `temporary_folder` in the place of `target`, which then has the temporary name.
 
     Linux swaps the two names in one system call, so that the old folder or the new one is always there. Without that
@@ -137,32 +137,32 @@ def publish_folder(made: Path, target: Path, listed: Callable[[Path], Collection
     it there, and `mend_folder` puts it back.
 
     Args:
-        made: the new folder, written to its end.
+        folder: the new, complete folder.
         target: its place.
         listed: returns the names of the files in an old folder that may be removed.
 
     Raises:
-        FileError: if `target` holds anything else. It stays, and the new folder gets a name of its own.
+        FileError: if `target` holds anything else. It stays, and the new folder gets another name.
     """
-    for path in (*made.iterdir(), made):
+    for path in (*folder.iterdir(), folder):
         sync(path)
     if not os.path.lexists(target):
-        made.rename(target)
+        folder.rename(target)
         sync(target.parent)
         return
-    found = foreign(target, listed(target))
-    if not found:
-        _swap(made, target)
+    others = foreign(target, listed(target))
+    if not others:
+        _swap(folder, target)
         sync(target.parent)
-        found = foreign(made, listed(made))  # since a file may have come between the look and the swap
-        if not found:
+        others = foreign(folder, listed(folder))  # since a file may have come between the look and the swap
+        if not others:
             return
-        _swap(made, target)
-    kept = target.with_name(f"{target.name}-{os.urandom(4).hex()}")
-    made.rename(kept)
+        _swap(folder, target)
+    spare = target.with_name(f"{target.name}-{os.urandom(4).hex()}")
+    folder.rename(spare)
     raise FileError(
-        f"Cannot replace {target}: fsla did not write {some(found)}. The folder is as it was, and the new results are "
-        f"in {kept}."
+        f"Cannot replace {target}: fsla did not write {some(others)}. The folder is as it was, and the new results are "
+        f"in {spare}."
     )
 
 
@@ -205,19 +205,19 @@ def _clear(folder: Path, names: Collection[str]) -> None:
 
 def _swap(a: Path, b: Path) -> None:
     """Exchange the names of two folders."""
-    if _exchanged(a, b):
+    if _exchange_names(a, b):
         return
-    aside = _temporary(b, "old")
-    b.rename(aside)
+    temporary = _temporary(b, "old")
+    b.rename(temporary)
     try:
         a.rename(b)
     except BaseException:
-        aside.rename(b)
+        temporary.rename(b)
         raise
-    aside.rename(a)
+    temporary.rename(a)
 
 
-def _exchanged(a: Path, b: Path) -> bool:
+def _exchange_names(a: Path, b: Path) -> bool:
     """Exchange two names in one system call, and return whether the system could."""
     if sys.platform != "linux":
         return False
@@ -272,7 +272,7 @@ def _temporary(path: Path, ending: str = "tmp") -> Path:
 
 @cache
 def _host() -> str:
-    """What tells the processes of this host from those of others on a shared disk; a container is its own host."""
+    """Identify this host among those that share a disk; a container counts as a host."""
     known = [socket.gethostname()]
     with suppress(OSError):
         known.append(os.readlink("/proc/self/ns/pid"))
@@ -283,8 +283,8 @@ def _host() -> str:
 
 def _is_orphan(path: Path) -> bool:
     """Whether a temporary name is of a process of this host that no longer runs."""
-    found = _TEMPORARY.fullmatch(path.name)
-    return found is not None and found[1] == _host() and not _runs(int(found[2]))
+    match = _TEMPORARY.fullmatch(path.name)
+    return match is not None and match[1] == _host() and not _runs(int(match[2]))
 
 
 def _special(path: Path) -> bool:

@@ -106,14 +106,14 @@ def finite(value: Plain, where: str, bad: list[str]) -> Plain:
     return value
 
 
-def differences(there: Plain, wanted: Plain) -> list[str]:
+def differences(there: Plain, expected: Plain) -> list[str]:
     """Where two values differ: the name of each entry, what is there and what is wanted."""
-    found = dict(_entries(there, ""))
-    asked = dict(_entries(wanted, ""))
+    entries = dict(_entries(there, ""))
+    wanted_entries = dict(_entries(expected, ""))
     return [
-        f"{name or 'all of it'}: {_said(found, name)} there, {_said(asked, name)} wanted"
-        for name in {**found, **asked}
-        if name not in found or name not in asked or not _same(found[name], asked[name])
+        f"{name or 'all of it'}: {_shown(entries, name)} there, {_shown(wanted_entries, name)} wanted"
+        for name in {**entries, **wanted_entries}
+        if name not in entries or name not in wanted_entries or not _same(entries[name], wanted_entries[name])
     ]
 
 
@@ -133,5 +133,5 @@ def _same(a: Plain, b: Plain) -> bool:
     return a == b if numbers and a == a else repr(a) == repr(b)
 
 
-def _said(entries: dict[str, Plain], name: str) -> str:
+def _shown(entries: dict[str, Plain], name: str) -> str:
     return repr(entries[name]) if name in entries else "nothing"

@@ -18,7 +18,7 @@ except ImportError:  # not on Windows
 
 from fsla._files import FileError, open_regular
 
-_held: set[Path] = set()
+_locked_paths: set[Path] = set()
 _guard = threading.Lock()
 
 
@@ -26,11 +26,11 @@ _guard = threading.Lock()
 def locked(path: Path, folder: Path) -> Iterator[None]:
     """Keep other processes, and other runs of this one, out of a folder.
 
-    The system releases the lock when the process ends, in whatever way: a file that a dead process left locks nothing.
+    The system releases the lock when the process ends, also when it is killed: a file of a dead process locks nothing.
     Child processes do not have it.
 
     Args:
-        path: the file to lock. It is made, and removed at the end.
+        path: the file to lock. It is created, and removed at the end.
         folder: what the lock is of, for messages.
 
     Raises:
@@ -38,10 +38,10 @@ def locked(path: Path, folder: Path) -> Iterator[None]:
     """
     path = Path(os.path.realpath(path.parent)) / path.name
     with _guard:
-        if path in _held:
+        if path in _locked_paths:
             raise _busy(folder, f"{os.getpid()} (this one)")
         file = _take(path, folder)
-        _held.add(path)
+        _locked_paths.add(path)
     try:
         yield
     finally:
@@ -50,7 +50,7 @@ def locked(path: Path, folder: Path) -> Iterator[None]:
                 if _is_at(path, file):
                     path.unlink(missing_ok=True)
                 os.close(file)
-            _held.discard(path)
+            _locked_paths.discard(path)
 
 
 def _take(path: Path, folder: Path) -> int | None:

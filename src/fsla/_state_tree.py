@@ -29,7 +29,24 @@ _DEEPEST = 100
 
 
 def saved(cls: type[T]) -> type[T]:
-    """Declare a dataclass or NamedTuple that states are made of."""
+    """Declare a dataclass or NamedTuple as a part of states, so that checkpoints can hold it.
+
+    Args:
+        cls: the class; its name must be its own among the declared types.
+
+    Returns:
+        The class.
+
+    Raises:
+        TypeError: if another declared type has its name.
+
+    Example:
+        >>> from dataclasses import dataclass
+        >>> @fsla.algorithms.saved
+        ... @dataclass(frozen=True)
+        ... class CountingState(fsla.State):
+        ...     refreshes: int
+    """
     if _TYPES.setdefault(cls.__name__, cls).__qualname__ != cls.__qualname__:
         raise TypeError(f"Two types of saved states must have different names. Both are called {cls.__name__}.")
     _TYPES[cls.__name__] = cls
@@ -39,7 +56,7 @@ def saved(cls: type[T]) -> type[T]:
 def flatten(value: object, path: str = "") -> tuple[dict[str, Tensor], Json]:
     """Return the tensors of a nest by their path, such as "omega/value/0.weight", and the rest as JSON.
 
-    A tensor that stands in several places is one entry, named by the first.
+    A tensor in several places is one entry, named by the first.
 
     Raises:
         TypeError: if the nest holds anything but declared types, mappings from strings or whole numbers, tuples, lists,
@@ -103,8 +120,8 @@ def _unflatten(tensors: Mapping[str, Tensor], json: Json, depth: int) -> Any:
         pairs = [(part[0], part[1]) for part in parts if isinstance(part, list) and len(part) == 2]
         if len(pairs) != len(parts) or not all(type(name) in (str, int) for name, _ in pairs):
             raise ValueError("it has a mapping that is none")
-        found = {name: _unflatten(tensors, part, depth + 1) for name, part in pairs}
-        return Counter(found) if kind == "counter" else found
+        mapping = {name: _unflatten(tensors, part, depth + 1) for name, part in pairs}
+        return Counter(mapping) if kind == "counter" else mapping
     entries = [_unflatten(tensors, part, depth + 1) for part in parts]
     if kind in ("tuple", "list"):
         return tuple(entries) if kind == "tuple" else entries
@@ -200,8 +217,8 @@ def _escaped(name: str) -> str:
 
 
 def _check_tensor(tensor: Tensor) -> None:
-    kept = tensor.layout is torch.strided and not tensor.is_meta and not tensor.is_quantized
-    if not kept or tensor.dtype is torch.complex128:
+    supported = tensor.layout is torch.strided and not tensor.is_meta and not tensor.is_quantized
+    if not supported or tensor.dtype is torch.complex128:
         raise TypeError(
             "A state holds dense tensors with numbers of at most 64 bits. "
             f"Got one of layout {tensor.layout} and dtype {tensor.dtype} on {tensor.device} instead."
@@ -232,15 +249,15 @@ def evolve(value: T, **changes: object) -> T:
 
 
 def tensors_of(value: object) -> list[Tensor]:
-    """Return the tensors of a nest, in a fixed order; one that stands in two places comes twice."""
-    found: list[Tensor] = []
+    """Return the tensors of a nest, in a fixed order; one in two places comes twice."""
+    tensors: list[Tensor] = []
 
     def collect(t: Tensor) -> Tensor:
-        found.append(t)
+        tensors.append(t)
         return t
 
     map_tensors(collect, value)
-    return found
+    return tensors
 
 
 def describe(value: object) -> Json:

@@ -151,8 +151,8 @@ def test_algorithm_with_perturbed_update_differs(name):
     ("name", "where"),
     [
         ("fsla", "fsla.steps._momentum:STORM.__call__"),
-        ("mrbo", "fsla.hypergradients._linsolve:neumann"),
-        ("cg", "fsla.hypergradients._linsolve:cg"),
+        ("mrbo", "fsla.hypergradients._linear_solvers:Neumann.__call__"),
+        ("cg", "fsla.hypergradients._linear_solvers:cg"),
         ("saba", "fsla.algorithms._saba:corrected"),
         ("itd_bio", "fsla.hypergradients._estimators:adjoint_recursion"),
         ("amigo", "fsla.steps._schedules:StepSizes.residual"),

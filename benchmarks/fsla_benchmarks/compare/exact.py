@@ -13,7 +13,7 @@ from scipy.optimize import minimize
 from torch import Tensor
 
 from fsla._tree import Leaves, Tree, dense, flatten, sub, unflatten
-from fsla.hypergradients._linsolve import cg
+from fsla.hypergradients._linear_solvers import cg
 from fsla.problems import Batch, Oracles, Point
 from fsla.problems._passes import Loss
 

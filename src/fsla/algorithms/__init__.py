@@ -1,4 +1,24 @@
-"""Algorithms by their literature names. Each is a function that returns an `Algorithm` with `init` and `step`."""
+"""Algorithms by their literature names: functions that return an `Algorithm` with `init` and `step`.
+
+The examples of this room go on from this problem, whose solution is λ = 1:
+
+    >>> import torch
+    >>> import fsla
+    >>> from fsla.steps import constant
+    >>> problem = fsla.Problem(
+    ...     inner_loss=lambda lam, omega, batch: ((omega["w"] - lam["x"]) ** 2).sum() / 2,
+    ...     outer_loss=lambda lam, omega, batch: ((omega["w"] - 1) ** 2).sum() / 2,
+    ... )
+    >>> at = fsla.Point({"x": torch.full((1,), 0.5)}, {"w": torch.zeros(1)})
+    >>> batches = fsla.StepBatches.shared(None, None, seed=0)
+    >>> def minimize(algorithm, steps=60):
+    ...     state = algorithm.init(problem, at, batches)
+    ...     for _ in range(steps):
+    ...         state = algorithm.step(problem, state, batches)
+    ...     return round(state.lam.value["x"].item(), 2)
+    >>> minimize(fsla.algorithms.soba(constant(0.2, 0.5, 0.5)))
+    1.0
+"""
 
 from fsla._state_tree import saved
 from fsla.algorithms._base import Algorithm, State

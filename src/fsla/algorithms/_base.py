@@ -34,13 +34,20 @@ from fsla.steps._updates import GradientDescent, Projection, Update, Updates, Va
 @saved
 @dataclass(frozen=True)
 class State:
-    """Where a run is: λ and ω with what their updates remember, the direction d of λ, and what the step sizes measured.
+    """State of a run: λ and ω with what their updates remember, the direction of λ, and what was measured.
 
     Args:
         step_count: steps that were taken.
-        lam, omega: the outer and the inner variable.
+        lam: the outer variable.
+        omega: the inner variable.
         direction: d, the estimate of ∇f that λ moves by.
-        measured: the state of automatic step sizes; None where they are a schedule.
+        measured: state of automatic step sizes; None under a schedule.
+
+    Example:
+        >>> algorithm = fsla.algorithms.soba(constant(0.2, 0.5, 0.5))
+        >>> state = algorithm.step(problem, algorithm.init(problem, at, batches), batches)
+        >>> state.step_count, state.omega.value, state.is_finite()
+        (1, {'w': tensor([0.2500])}, True)
     """
 
     step_count: int
@@ -74,16 +81,32 @@ S = TypeVar("S", bound=State)
 
 @dataclass(frozen=True, kw_only=True)
 class Algorithm(ABC, Generic[S]):
-    """Fields that all algorithms have.
+    """Base class of all algorithms: their common fields, `init` and `step`.
+
+    A subclass is a frozen dataclass that defines `start` and `move`.
 
     Args:
         step_sizes: where the sizes of a step come from: a schedule, or `Automatic`.
-        inner_update, adjoint_update, outer_update: how ω, v and λ move. λ moves as the step sizes say unless told
-            otherwise: by plain steps under a schedule, by `ScaleFree` under automatic sizes.
-        projection: keeps λ in a set.
-        outer_every: λ and v move at one step in each block of m, which `due` draws; on the others ω alone moves, by its
-            own gradient.
-        finite_differences: takes products by differences, whatever the problem does.
+        inner_update: how ω moves.
+        adjoint_update: how v moves.
+        outer_update: how λ moves; by default plain steps under a schedule, `ScaleFree` under automatic sizes.
+        projection: set that λ stays in.
+        outer_every: λ and v move at one step in each block of this length, which `due` draws. On the others ω alone
+            moves, by its own gradient.
+        finite_differences: whether products are taken by differences, whatever the problem does.
+
+    Raises:
+        TypeError: if `step_sizes` is no `fsla.steps.StepSizes`.
+        ValueError: if a number is out of range.
+
+    Example:
+        >>> algorithm = fsla.algorithms.soba(constant(0.2, 0.5, 0.5))
+        >>> isinstance(algorithm, fsla.Algorithm)
+        True
+        >>> state = algorithm.init(problem, at, batches)
+        >>> state = algorithm.step(problem, state, batches)
+        >>> state.step_count
+        1
     """
 
     step_sizes: StepSizes[Any] = field(default_factory=Automatic)

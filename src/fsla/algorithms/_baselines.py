@@ -29,7 +29,23 @@ def bp(
     momentum: MomentumName = "storm",
     projection: Projection | None = None,
 ) -> Alternating:
-    """Unrolled differentiation through the T inner steps, or through the last `unroll_length` of them."""
+    """Return BP: differentiation in reverse through the T inner steps.
+
+    Args:
+        step_sizes: step sizes of λ, ω and v: a schedule such as `fsla.steps.constant`.
+        inner_steps: T, moves of ω in a step.
+        unroll_length: how many of the last inner steps are differentiated; None for all.
+        restart: whether ω restarts from its first value in every step. By default it does if `inner_steps` > 1.
+        momentum: of λ's direction: "storm", "average" or "none".
+        projection: set that λ stays in, such as `fsla.steps.Box(0, 1)`.
+
+    Returns:
+        The algorithm, an `Alternating`.
+
+    Example:
+        >>> minimize(fsla.algorithms.bp(constant(0.2, 0.5, 0.0), inner_steps=5, momentum="none"))
+        1.03
+    """
     return _baseline(ReverseUnroll(unroll_length), step_sizes, inner_steps, restart, momentum, projection)
 
 
@@ -44,7 +60,26 @@ def ns(
     momentum: MomentumName = "storm",
     projection: Projection | None = None,
 ) -> Alternating:
-    """K terms of the Neumann series with step `adjoint_lr`: K - 1 HVPs for each hypergradient."""
+    """Return NS: v by K terms of the Neumann series, for each hypergradient anew.
+
+    A hypergradient costs K - 1 HVPs.
+
+    Args:
+        step_sizes: step sizes of λ, ω and v: a schedule such as `fsla.steps.constant`.
+        inner_steps: T, moves of ω in a step.
+        num_terms: K, terms of the Neumann series.
+        adjoint_lr: step of the series, in units of 1/L.
+        restart: whether ω restarts from its first value in every step. By default it does if `inner_steps` > 1.
+        momentum: of λ's direction: "storm", "average" or "none".
+        projection: set that λ stays in, such as `fsla.steps.Box(0, 1)`.
+
+    Returns:
+        The algorithm, an `Alternating`.
+
+    Example:
+        >>> minimize(fsla.algorithms.ns(constant(0.2, 0.5, 0.0), num_terms=5, adjoint_lr=0.5, momentum="none"))
+        1.0
+    """
     return _baseline(Solved(Neumann(num_terms, adjoint_lr)), step_sizes, inner_steps, restart, momentum, projection)
 
 
@@ -58,7 +93,23 @@ def cg(
     momentum: MomentumName = "storm",
     projection: Projection | None = None,
 ) -> Alternating:
-    """K conjugate-gradient steps: K HVPs for each hypergradient."""
+    """Return CG: v by conjugate gradients from zero, for each hypergradient anew.
+
+    Args:
+        step_sizes: step sizes of λ, ω and v: automatic by default, or a schedule.
+        inner_steps: T, moves of ω in a step.
+        hvp_steps: Q, products of H in a step.
+        restart: whether ω restarts from its first value in every step. By default it does if `inner_steps` > 1.
+        momentum: of λ's direction: "storm", "average" or "none".
+        projection: set that λ stays in, such as `fsla.steps.Box(0, 1)`.
+
+    Returns:
+        The algorithm, an `Alternating`.
+
+    Example:
+        >>> minimize(fsla.algorithms.cg(constant(0.2, 0.5, 0.0), hvp_steps=1, momentum="none"))
+        1.0
+    """
     return _baseline(Solved(ConjugateGradient(hvp_steps)), step_sizes, inner_steps, restart, momentum, projection)
 
 

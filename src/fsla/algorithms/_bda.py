@@ -126,5 +126,21 @@ class Bda(Algorithm[State]):
 def bda(
     step_sizes: Sizes, *, inner_steps: int = 10, aggregation: float = 0.5, projection: Projection | None = None
 ) -> Bda:
-    """BDA. Per step: T each of ∂_ω G and ∂_ω F, and of joint products of both (one less of each HVP). β is F's step."""
+    """Return BDA: inner steps that follow F as well, where G has many minimisers.
+
+    Cost of a step: T each of ∂_ω G and ∂_ω F, and of joint products of both, less one HVP of each.
+
+    Args:
+        step_sizes: step sizes of λ and ω, and β, the step of ω along ∂_ω F.
+        inner_steps: T, moves of ω in a step.
+        aggregation: a, the first weight of F.
+        projection: set that λ stays in, such as `fsla.steps.Box(0, 1)`.
+
+    Returns:
+        The algorithm, a `Bda`.
+
+    Example:
+        >>> minimize(fsla.algorithms.bda(constant(0.2, 0.5, 0.5), inner_steps=5))
+        1.0
+    """
     return Bda(step_sizes=step_sizes, inner_steps=inner_steps, aggregation=aggregation, projection=projection)

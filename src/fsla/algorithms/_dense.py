@@ -48,13 +48,11 @@ class DenseTracked(Algorithm[DenseState]):
     gradients: bool
     drift: bool
 
+    batches = BatchSpec(mixed_hvp=0)
+
     def __post_init__(self) -> None:
         super().__post_init__()
         positive(self.mu, "mu", "DenseTracked")
-
-    @property
-    def batches(self) -> BatchSpec:
-        return BatchSpec(mixed_hvp=0)
 
     def start(self, state: State, step: StepContext) -> DenseState:
         tracked = self._ask(step, state.point, tracked=True)
@@ -91,26 +89,56 @@ class DenseTracked(Algorithm[DenseState]):
     def _ask(self, step: StepContext, at: Point, *, tracked: bool) -> dict[str, torch.Tensor]:
         """What is tracked at a point, or what is not, each as one vector or matrix."""
         batches = step.batches
-        found: dict[str, torch.Tensor] = {}
+        parts: dict[str, torch.Tensor] = {}
         if self.gradients == tracked:
-            found["grad"] = flatten(step.inner_at(at, batches.inner_grad[0]).grad_omega)
-            found["by_omega"] = flatten(step.outer_at(at, batches.outer_grad_omega[0]).grad_omega)
-            found["by_lam"] = flatten(step.outer_at(at, batches.outer_grad_lam[0]).grad_lam)
+            parts["grad"] = flatten(step.inner_at(at, batches.inner_grad[0]).grad_omega)
+            parts["by_omega"] = flatten(step.outer_at(at, batches.outer_grad_omega[0]).grad_omega)
+            parts["by_lam"] = flatten(step.outer_at(at, batches.outer_grad_lam[0]).grad_lam)
         if tracked:
             view = step.inner_at(at, batches.hvp[0]).linearized()
             pairs = [view.products(e) for e in basis(at.omega)]
-            found["H"] = torch.stack([flatten(h) for h, _ in pairs], 1)
-            found["J"] = torch.stack([flatten(j) for _, j in pairs], 1)
-        return found
+            parts["H"] = torch.stack([flatten(h) for h, _ in pairs], 1)
+            parts["J"] = torch.stack([flatten(j) for _, j in pairs], 1)
+        return parts
 
 
 @register("stable")
 def stable(step_sizes: Sizes, *, mu: float = 1e-3, projection: Projection | None = None) -> DenseTracked:
-    """STABLE. Per step: 1 ∂_ω G, 1 of each derivative of F, 2 n joint products, an eigendecomposition of n x n."""
+    """Return STABLE: H and J are tracked as matrices, and ω follows the move of λ.
+
+    Cost of a step: 1 ∂_ω G, 1 of each derivative of F, 2 n joint products, an eigendecomposition of n x n.
+
+    Args:
+        step_sizes: step sizes of λ, ω and v: a schedule such as `fsla.steps.constant`.
+        mu: smallest eigenvalue that the tracked Hessian may have.
+        projection: set that λ stays in, such as `fsla.steps.Box(0, 1)`.
+
+    Returns:
+        The algorithm, a `DenseTracked`.
+
+    Example:
+        >>> minimize(fsla.algorithms.stable(constant(0.2, 0.5, 0.0)))
+        1.0
+    """
     return DenseTracked(step_sizes=step_sizes, mu=mu, gradients=False, drift=True, projection=projection)
 
 
 @register("svrb")
 def svrb(step_sizes: Sizes, *, mu: float = 1e-3, projection: Projection | None = None) -> DenseTracked:
-    """SVRB. Per step: 2 of each gradient, 2 n joint products, an eigendecomposition of n x n."""
+    """Return SVRB: H, J and the three gradients are tracked by STORM.
+
+    Cost of a step: 2 of each gradient, 2 n joint products, an eigendecomposition of n x n.
+
+    Args:
+        step_sizes: step sizes of λ, ω and v: a schedule such as `fsla.steps.constant`.
+        mu: smallest eigenvalue that the tracked Hessian may have.
+        projection: set that λ stays in, such as `fsla.steps.Box(0, 1)`.
+
+    Returns:
+        The algorithm, a `DenseTracked`.
+
+    Example:
+        >>> minimize(fsla.algorithms.svrb(constant(0.2, 0.5, 0.0)))
+        1.0
+    """
     return DenseTracked(step_sizes=step_sizes, mu=mu, gradients=True, drift=False, projection=projection)

@@ -43,6 +43,8 @@ class F2sa(Algorithm[F2saState]):
 
     inner_steps: int = 1
 
+    moves_adjoint = True
+
     def __post_init__(self) -> None:
         super().__post_init__()
         whole_number(self.inner_steps, "inner_steps", "F2sa")
@@ -50,10 +52,6 @@ class F2sa(Algorithm[F2saState]):
     @property
     def batches(self) -> BatchSpec:
         return BatchSpec(inner_grad=self.inner_steps, hvp=self.inner_steps)
-
-    @property
-    def moves_adjoint(self) -> bool:
-        return True
 
     def start(self, state: State, step: StepContext) -> F2saState:
         y = step.updates.adjoint.init({name: t.clone() for name, t in state.omega.value.items()})
@@ -80,10 +78,24 @@ class F2sa(Algorithm[F2saState]):
 
 @register("f2sa")
 def f2sa(step_sizes: Sizes, *, inner_steps: int = 1, projection: Projection | None = None) -> F2sa:
-    """F2SA. Per step: 2 T ∂_ω G, T ∂_ω F, 1 ∂_λ F and 2 ∂_λ G. Its direction has a bias of the order 1 / ϱ.
+    """Return F2SA: first-order gradients at two values of the inner variable.
 
-    Where y lags behind ω, ϱ multiplies the lag: with a large ϱ take α of the order 1 / ϱ, or a large T. Step sizes
-    of the paper, with noise at both levels: Schedule(..., power=(5/7, 4/7, 5/7, 0)).
+    Cost of a step: 2 T ∂_ω G, T ∂_ω F, 1 ∂_λ F and 2 ∂_λ G. The direction has a bias of the order 1 / ϱ.
+
+    Where y lags behind ω, ϱ multiplies the lag. With a large ϱ take α of the order 1 / ϱ, or a large T. Step sizes
+    of the paper, with noise at both levels: ``Schedule(..., power=(5/7, 4/7, 5/7, 0))``.
+
+    Args:
+        step_sizes: step sizes of λ, ω and y; ϱ is τ / 2β.
+        inner_steps: T, moves of ω in a step.
+        projection: set that λ stays in, such as `fsla.steps.Box(0, 1)`.
+
+    Returns:
+        The algorithm, a `F2sa`.
+
+    Example:
+        >>> minimize(fsla.algorithms.f2sa(constant(0.2, 0.5, 0.05), inner_steps=3))
+        1.0
     """
     return F2sa(step_sizes=step_sizes, inner_steps=inner_steps, projection=projection)
 
@@ -95,13 +107,11 @@ class Bome(Algorithm[State]):
 
     inner_steps: int = 10
 
+    batches = BatchSpec(hvp=0, outer_grad_lam=0, mixed_hvp=0)
+
     def __post_init__(self) -> None:
         super().__post_init__()
         whole_number(self.inner_steps, "inner_steps", "Bome")
-
-    @property
-    def batches(self) -> BatchSpec:
-        return BatchSpec(hvp=0, outer_grad_lam=0, mixed_hvp=0)
 
     def start(self, state: State, step: StepContext) -> State:
         return state
@@ -127,7 +137,22 @@ class Bome(Algorithm[State]):
 
 @register("bome")
 def bome(step_sizes: Sizes, *, inner_steps: int = 10, projection: Projection | None = None) -> Bome:
-    """BOME. Per step: T ∂_ω G, 1 of each derivative of F, 2 ∂_λ G."""
+    """Return BOME: λ and ω along a gradient for which the inner gap q falls.
+
+    Cost of a step: T ∂_ω G, 1 of each derivative of F, 2 ∂_λ G. Give it full batches.
+
+    Args:
+        step_sizes: step sizes of λ and ω; `new_grad_weight` is η, the rate at which q falls.
+        inner_steps: T, steps of ω that measure the gap.
+        projection: set that λ stays in, such as `fsla.steps.Box(0, 1)`.
+
+    Returns:
+        The algorithm, a `Bome`.
+
+    Example:
+        >>> minimize(fsla.algorithms.bome(constant(0.2, 0.3, 0.0, 0.5), inner_steps=5))
+        1.0
+    """
     return Bome(step_sizes=step_sizes, inner_steps=inner_steps, projection=projection)
 
 
@@ -178,5 +203,23 @@ def sama(
     eps: float = 1e-8,
     projection: Projection | None = None,
 ) -> Sama:
-    """SAMA. Per step: T ∂_ω G, 1 of each derivative of F, 2 ∂_λ G. Biased unless H is near a multiple of D⁻¹."""
+    """Return SAMA: the derivative of Adam's step in the place of the inverse Hessian.
+
+    Cost of a step: T ∂_ω G, 1 of each derivative of F, 2 ∂_λ G. It is biased unless H is near a multiple of D⁻¹.
+
+    Args:
+        step_sizes: step sizes of λ, ω and v: a schedule such as `fsla.steps.constant`.
+        inner_steps: T, moves of ω in a step.
+        b1: decay of Adam's first moment.
+        b2: decay of Adam's second moment.
+        eps: added to the root of the second moment.
+        projection: set that λ stays in, such as `fsla.steps.Box(0, 1)`.
+
+    Returns:
+        The algorithm, a `Sama`.
+
+    Example:
+        >>> minimize(fsla.algorithms.sama(constant(0.2, 0.1, 0.0)))
+        0.98
+    """
     return Sama(step_sizes=step_sizes, inner_steps=inner_steps, inner_update=Adam(b1, b2, eps), projection=projection)

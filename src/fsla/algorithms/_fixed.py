@@ -37,5 +37,17 @@ class Fixed(Algorithm[State]):
 
 
 def fixed(step_sizes: Sizes = AUTOMATIC, *, inner_steps: int = 1) -> Fixed:
-    """SGD on ω alone, at a fixed λ."""
+    """Return plain training: ω moves by its own gradient, and λ stays.
+
+    Args:
+        step_sizes: step size of ω: automatic by default, or a schedule.
+        inner_steps: T, moves of ω in a step.
+
+    Returns:
+        The algorithm, a `Fixed`.
+
+    Example:
+        >>> minimize(fsla.algorithms.fixed(constant(0.0, 0.5, 0.0)))
+        0.5
+    """
     return Fixed(step_sizes=step_sizes, inner_steps=inner_steps)

@@ -18,7 +18,7 @@ from fsla.algorithms._base import Algorithm, State
 from fsla.algorithms._registry import register
 from fsla.algorithms._single_loop import Sizes
 from fsla.hypergradients._estimators import readout
-from fsla.hypergradients._linsolve import Matvec, cg
+from fsla.hypergradients._linear_solvers import Matvec, cg
 from fsla.problems._views import Point
 from fsla.steps._context import StepContext
 from fsla.steps._updates import Projection, Variable
@@ -54,15 +54,13 @@ class Hoag(Algorithm[HoagState]):
     up: float = 2.0
     down: float = 0.9
 
+    capturable = False
+
     def __post_init__(self) -> None:
         super().__post_init__()
         for name in ("tolerance", "decay", "up", "down"):
             positive(getattr(self, name), name, "Hoag")
         whole_number(self.max_iter, "max_iter", "Hoag")
-
-    @property
-    def capturable(self) -> bool:
-        return False
 
     def start(self, state: State, step: StepContext) -> HoagState:
         lam = state.lam.value
@@ -122,5 +120,20 @@ def hoag(
     max_iter: int = 100,
     projection: Projection | None = None,
 ) -> Hoag:
-    """HOAG. The inner step size is τ of the step sizes, the first step of λ is α."""
+    """Return HOAG: inner problem and linear system solved to a falling tolerance.
+
+    Args:
+        step_sizes: τ of the inner steps, and α, the first step of λ.
+        tolerance: tolerance of the first step.
+        decay: factor by which the tolerance falls in each step.
+        max_iter: most iterations of a solve.
+        projection: set that λ stays in, such as `fsla.steps.Box(0, 1)`.
+
+    Returns:
+        The algorithm, a `Hoag`.
+
+    Example:
+        >>> minimize(fsla.algorithms.hoag(constant(0.2, 0.5, 0.0)))
+        0.99
+    """
     return Hoag(step_sizes=step_sizes, tolerance=tolerance, decay=decay, max_iter=max_iter, projection=projection)

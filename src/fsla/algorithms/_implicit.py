@@ -35,7 +35,25 @@ def bsa(
     adjoint_lr: float = 0.1,
     projection: Projection | None = None,
 ) -> Alternating:
-    """BSA: ⌈T (k+1)^growth⌉ steps on ω; one of the first `num_terms` terms of the series, drawn by the step's seed."""
+    """Return BSA: ⌈T (k+1)^growth⌉ moves of ω and a random Neumann series.
+
+    The seed of a step's batches draws which of the first `num_terms` terms is taken.
+
+    Args:
+        step_sizes: step sizes of λ, ω and v: a schedule such as `fsla.steps.constant`.
+        inner_steps: T, moves of ω in a step.
+        growth: power of k + 1 by which `inner_steps` grows.
+        num_terms: K, terms of the Neumann series.
+        adjoint_lr: step of the series, in units of 1/L.
+        projection: set that λ stays in, such as `fsla.steps.Box(0, 1)`.
+
+    Returns:
+        The algorithm, an `Alternating`.
+
+    Example:
+        >>> minimize(fsla.algorithms.bsa(constant(0.2, 0.5, 0.0), num_terms=2, adjoint_lr=0.5))
+        1.0
+    """
     if growth:
         positive(growth, "growth", "bsa")
     solve = RandomNeumann(num_terms, adjoint_lr)
@@ -46,7 +64,23 @@ def bsa(
 def ttsa(
     step_sizes: Sizes, *, num_terms: int = 10, adjoint_lr: float = 0.1, projection: Projection | None = None
 ) -> Alternating:
-    """TTSA: one step on ω. Its step sizes have two powers, such as Schedule(..., power=(3/5, 2/5, 0, 0))."""
+    """Return TTSA: one move of ω, a random Neumann series, two time scales.
+
+    Its step sizes fall by two powers, such as ``Schedule(..., power=(3/5, 2/5, 0, 0))``.
+
+    Args:
+        step_sizes: step sizes of λ, ω and v: a schedule such as `fsla.steps.constant`.
+        num_terms: K, terms of the Neumann series.
+        adjoint_lr: step of the series, in units of 1/L.
+        projection: set that λ stays in, such as `fsla.steps.Box(0, 1)`.
+
+    Returns:
+        The algorithm, an `Alternating`.
+
+    Example:
+        >>> minimize(fsla.algorithms.ttsa(constant(0.1, 0.5, 0.0), num_terms=2, adjoint_lr=0.5))
+        1.0
+    """
     return after_inner(Solved(RandomNeumann(num_terms, adjoint_lr)), step_sizes, 1, projection)
 
 
@@ -54,7 +88,23 @@ def ttsa(
 def aid_bio(
     step_sizes: Sizes = AUTOMATIC, *, inner_steps: int = 10, hvp_steps: int = 10, projection: Projection | None = None
 ) -> Alternating:
-    """AID-BiO: T steps on ω; v by Q products of conjugate gradients from the last v, one of them for the residual."""
+    """Return AID-BiO: T moves of ω, then v by conjugate gradients from the last v.
+
+    One of the Q products is for the residual of the last v.
+
+    Args:
+        step_sizes: step sizes of λ, ω and v: automatic by default, or a schedule.
+        inner_steps: T, moves of ω in a step.
+        hvp_steps: Q, products of H in a step.
+        projection: set that λ stays in, such as `fsla.steps.Box(0, 1)`.
+
+    Returns:
+        The algorithm, an `Alternating`.
+
+    Example:
+        >>> minimize(fsla.algorithms.aid_bio(constant(0.2, 0.5, 0.0), inner_steps=2, hvp_steps=2))
+        1.0
+    """
     return after_inner(WarmStartCG(hvp_steps), step_sizes, inner_steps, projection)
 
 
@@ -67,7 +117,24 @@ def stocbio(
     adjoint_lr: float = 0.1,
     projection: Projection | None = None,
 ) -> Alternating:
-    """stocBiO: T steps on ω; Q products of a Neumann series, each of its own batch where there are several."""
+    """Return stocBiO: T moves of ω, then v by Q products of a Neumann series.
+
+    Each product reads its own batch where a step has several.
+
+    Args:
+        step_sizes: step sizes of λ, ω and v: a schedule such as `fsla.steps.constant`.
+        inner_steps: T, moves of ω in a step.
+        hvp_steps: Q, products of H in a step.
+        adjoint_lr: step of the series, in units of 1/L.
+        projection: set that λ stays in, such as `fsla.steps.Box(0, 1)`.
+
+    Returns:
+        The algorithm, an `Alternating`.
+
+    Example:
+        >>> minimize(fsla.algorithms.stocbio(constant(0.2, 0.5, 0.0), inner_steps=2, hvp_steps=5, adjoint_lr=0.5))
+        1.0
+    """
     return implicit_neumann(
         step_sizes, inner_steps=inner_steps, hvp_steps=hvp_steps, adjoint_lr=adjoint_lr, projection=projection
     )
@@ -83,7 +150,23 @@ def sbio_bred(
     outer_update: Update | None = None,
     projection: Projection | None = None,
 ) -> Alternating:
-    """SBiO-BreD: stocBiO with a Bregman step of λ, by default an exponentiated one, for which λ must be positive."""
+    """Return SBiO-BreD: stocBiO whose λ moves by a Bregman step.
+
+    Args:
+        step_sizes: step sizes of λ, ω and v: a schedule such as `fsla.steps.constant`.
+        inner_steps: T, moves of ω in a step.
+        hvp_steps: Q, products of H in a step.
+        adjoint_lr: step of the series, in units of 1/L.
+        outer_update: how λ moves; by default `fsla.steps.ExponentiatedGradient`, for which λ must be positive.
+        projection: set that λ stays in, such as `fsla.steps.Box(0, 1)`.
+
+    Returns:
+        The algorithm, an `Alternating`.
+
+    Example:
+        >>> minimize(fsla.algorithms.sbio_bred(constant(0.2, 0.5, 0.0), adjoint_lr=0.5))
+        1.0
+    """
     return implicit_neumann(
         step_sizes,
         inner_steps=inner_steps,
@@ -104,7 +187,24 @@ def implicit_neumann(
     outer_update: Update | None = None,
     projection: Projection | None = None,
 ) -> Alternating:
-    """Implicit differentiation with Q products of a Neumann series, and any update of λ, such as `steps.Adam()`."""
+    """Return implicit differentiation with Q products of a Neumann series.
+
+    Args:
+        step_sizes: step sizes of λ, ω and v: a schedule such as `fsla.steps.constant`.
+        inner_steps: T, moves of ω in a step.
+        hvp_steps: Q, products of H in a step.
+        adjoint_lr: step of the series, in units of 1/L.
+        outer_update: how λ moves, such as `fsla.steps.Adam()`; plain steps by default.
+        projection: set that λ stays in, such as `fsla.steps.Box(0, 1)`.
+
+    Returns:
+        The algorithm, an `Alternating`.
+
+    Example:
+        >>> outer_update = fsla.steps.Momentum(0.5)
+        >>> minimize(fsla.algorithms.implicit_neumann(constant(0.2, 0.5, 0.0), outer_update=outer_update))
+        1.0
+    """
     solve = Neumann(hvp_steps + 1, adjoint_lr)
     return after_inner(Solved(solve), step_sizes, inner_steps, projection, outer_update)
 
@@ -118,7 +218,24 @@ def t1_t2(
     outer_update: Update | None = None,
     projection: Projection | None = None,
 ) -> Alternating:
-    """T1-T2: v = adjoint_lr · ∂_ω F. Cheap, and biased unless H is near a multiple of the identity."""
+    """Return T1-T2: v is a multiple of ∂_ω F, without a product of H.
+
+    It is cheap, and biased unless H is near a multiple of the identity.
+
+    Args:
+        step_sizes: step sizes of λ, ω and v: a schedule such as `fsla.steps.constant`.
+        inner_steps: T, moves of ω in a step.
+        adjoint_lr: the multiple.
+        outer_update: how λ moves; plain steps by default.
+        projection: set that λ stays in, such as `fsla.steps.Box(0, 1)`.
+
+    Returns:
+        The algorithm, an `Alternating`.
+
+    Example:
+        >>> minimize(fsla.algorithms.t1_t2(constant(0.2, 0.5, 0.0), adjoint_lr=1.0))
+        1.0
+    """
     return after_inner(Solved(Identity(adjoint_lr)), step_sizes, inner_steps, projection, outer_update)
 
 
@@ -131,7 +248,24 @@ def aid_fp(
     adjoint_lr: float = 0.1,
     projection: Projection | None = None,
 ) -> Alternating:
-    """AID-FP: v ← v + adjoint_lr (∂_ω F - H v), K times from zero. On a fixed-point problem with adjoint_lr = 1."""
+    """Return AID-FP: v by K fixed-point iterations from zero.
+
+    The iteration is v ← v + adjoint_lr (∂_ω F - H v). On a `fsla.FixedPointProblem` take adjoint_lr = 1.
+
+    Args:
+        step_sizes: step sizes of λ, ω and v: a schedule such as `fsla.steps.constant`.
+        inner_steps: T, moves of ω in a step.
+        num_terms: K, iterations of v.
+        adjoint_lr: step of the iteration, in units of 1/L.
+        projection: set that λ stays in, such as `fsla.steps.Box(0, 1)`.
+
+    Returns:
+        The algorithm, an `Alternating`.
+
+    Example:
+        >>> minimize(fsla.algorithms.aid_fp(constant(0.2, 0.5, 0.0), inner_steps=2, adjoint_lr=0.5))
+        1.0
+    """
     return after_inner(Solved(Neumann(num_terms, adjoint_lr)), step_sizes, inner_steps, projection)
 
 
@@ -139,5 +273,19 @@ def aid_fp(
 def aid_cg(
     step_sizes: Sizes = AUTOMATIC, *, inner_steps: int = 10, hvp_steps: int = 10, projection: Projection | None = None
 ) -> Alternating:
-    """AID-CG: K conjugate-gradient steps from zero."""
+    """Return AID-CG: v by conjugate gradients from zero.
+
+    Args:
+        step_sizes: step sizes of λ, ω and v: automatic by default, or a schedule.
+        inner_steps: T, moves of ω in a step.
+        hvp_steps: Q, products of H in a step.
+        projection: set that λ stays in, such as `fsla.steps.Box(0, 1)`.
+
+    Returns:
+        The algorithm, an `Alternating`.
+
+    Example:
+        >>> minimize(fsla.algorithms.aid_cg(constant(0.2, 0.5, 0.0), inner_steps=2, hvp_steps=1))
+        1.0
+    """
     return after_inner(Solved(ConjugateGradient(hvp_steps)), step_sizes, inner_steps, projection)

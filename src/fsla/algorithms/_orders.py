@@ -25,27 +25,51 @@ from fsla.steps._updates import Variable
 
 
 class SharedBatchWarning(UserWarning):
-    """STORM on batches that also moved ω and v: its direction keeps a bias."""
+    """Warning that STORM reads batches that also moved ω and v: its direction keeps a bias.
+
+    Example:
+        >>> import warnings
+        >>> shared = fsla.StepBatches.draw("shared", lambda: None, lambda: None)
+        >>> with warnings.catch_warnings(record=True, action="always") as caught:
+        ...     state = fsla.algorithms.fsla(constant(0.2, 0.5, 0.5, 0.5)).init(problem, at, shared)
+        >>> caught[0].category.__name__
+        'SharedBatchWarning'
+    """
 
 
-@saved
 @dataclass(frozen=True)
-class AlternatingState(State):
-    """State of `Alternating`.
+class AdjointState(State):
+    """State of an algorithm whose v moves by an update.
 
     Args:
-        adjoint: the memory of the estimator, v where it tracks one; {} where it has none.
-        trajectory: the inner moves that led to ω, where the estimator unrolls them and the momentum looks back.
-        first_omega: where ω restarts, where it does.
+        adjoint: v.
     """
 
     adjoint: Variable
-    trajectory: tuple[tuple[Tree, Scalar], ...] = ()
-    first_omega: Tree = field(default_factory=dict)
 
     @property
     def v(self) -> Tree:
         return self.adjoint.value
+
+
+@saved
+@dataclass(frozen=True)
+class AlternatingState(AdjointState):
+    """State of `Alternating`.
+
+    Args:
+        adjoint: memory of the estimator: v where it tracks one, {} where it has none.
+        trajectory: inner moves that led to ω, if the estimator unrolls them and the momentum looks back.
+        first_omega: the value that ω restarts from, if it restarts.
+
+    Example:
+        >>> state = fsla.algorithms.fsla(constant(0.2, 0.5, 0.5, 0.5)).init(problem, at, batches)
+        >>> state.step_count, state.v
+        (0, {'w': tensor([0.])})
+    """
+
+    trajectory: tuple[tuple[Tree, Scalar], ...] = ()
+    first_omega: Tree = field(default_factory=dict)
 
     @property
     def position(self) -> Position:
@@ -64,17 +88,26 @@ class SensitivityState(AlternatingState):
 
 @dataclass(frozen=True, kw_only=True)
 class Alternating(Algorithm[AlternatingState]):
-    """Algorithm 1 and its relatives.
+    """Algorithm 1 and its relatives: λ moves by d, then ω and v, then d is taken at the new point.
 
     Args:
-        estimator: of the hypergradient.
-        momentum: how d is made from it.
-        inner_steps: moves of ω a step; with `growth`, ⌈inner_steps (k+1)^growth⌉ at step k.
+        estimator: estimator of the hypergradient.
+        momentum: rule that makes d from the hypergradient.
+        inner_steps: moves of ω in a step; with `growth`, ⌈inner_steps (k+1)^growth⌉ at step k.
+        growth: power by which the number of inner moves grows.
         warm_up: moves of ω before the first step, on its batch.
-        restart: whether ω restarts from the run's first ω at every step.
+        restart: whether ω restarts from the run's first ω in every step.
         adjoint_at: whether v moves at the "old_params" (Algorithm 1) or at the "new_params".
-        outer_last: whether λ moves last, along this step's d: the same cycle begun elsewhere, so that λ's first move
-            knows of v.
+        outer_last: whether λ moves last, along this step's d. The cycle is the same, but λ's first move reads a v that
+            has moved.
+
+    The other fields are those of `Algorithm`.
+
+    Example:
+        >>> from fsla.algorithms import Alternating
+        >>> from fsla.steps import EMA
+        >>> minimize(Alternating(step_sizes=constant(0.2, 0.5, 0.5, 0.5), momentum=EMA(), inner_steps=2))
+        1.0
     """
 
     estimator: HypergradientEstimator = field(default_factory=Tracked)
@@ -132,15 +165,15 @@ class Alternating(Algorithm[AlternatingState]):
         old = self.keep(state.position) if back else state.position
         if not self.outer_last:
             lam = updates.outer(lam, state.direction, rates.outer_lr)  # line 3
-        here = Point(lam.value, omega.value)
+        point = Point(lam.value, omega.value)
         if self.adjoint_at == "old_params":  # line 7, first, since its product leaves the gradient of line 6 too
-            adjoint, measured = self.estimator.advance(step, here, adjoint, measured)
+            adjoint, measured = self.estimator.advance(step, point, adjoint, measured)
         if self.restart:
             omega = updates.inner.set(omega, state.first_omega)
-            here = Point(lam.value, omega.value)
+            point = Point(lam.value, omega.value)
         growth = (step.step_count + 1) ** self.growth if self.growth else 1
         count = math.ceil(self.inner_steps * growth)
-        at, omega = descend(step, here, omega, count, keep=self._keep_omega)  # line 6
+        at, omega = descend(step, point, omega, count, keep=self._keep_omega)  # line 6
         if self.adjoint_at == "new_params":
             if step.batches.hvp[0] is step.batches.mixed_hvp[0]:  # H v and J v' are of one graph
                 step.inner_at(at, step.batches.hvp[0]).linearized()
@@ -157,7 +190,7 @@ class Alternating(Algorithm[AlternatingState]):
 
     @property
     def _keep_omega(self) -> Callable[[Tree], Tree] | None:
-        """How the states of a trajectory are kept, where the estimator needs one."""
+        """The function that copies the states of a trajectory; None if the estimator needs none."""
         if not self.estimator.unrolls:
             return None
         return clone if self.updates.in_place else dict
@@ -172,23 +205,24 @@ _BIASED = (
 
 @saved
 @dataclass(frozen=True)
-class SimultaneousState(State):
+class SimultaneousState(AdjointState):
     """State of `Simultaneous`.
 
     Args:
         adjoint: v; {} where an estimator solves for it.
-        omega_direction, adjoint_direction: of ω and v; {} where they are not remembered.
-        before: where the step before began, where a momentum looks back.
+        omega_direction: direction of ω; {} where it is not remembered.
+        adjoint_direction: direction of v; {} where it is not remembered.
+        before: position where the last step began, if a momentum looks back.
+
+    Example:
+        >>> state = fsla.algorithms.soba(constant(0.2, 0.5, 0.5)).init(problem, at, batches)
+        >>> state.v, state.before
+        ({'w': tensor([0.])}, None)
     """
 
-    adjoint: Variable
     omega_direction: Tree
     adjoint_direction: Tree
     before: Position | None
-
-    @property
-    def v(self) -> Tree:
-        return self.adjoint.value
 
 
 class Gradients(NamedTuple):
@@ -209,12 +243,23 @@ _NONE = Gradients({}, {}, {}, {})
 
 @dataclass(frozen=True, kw_only=True)
 class Simultaneous(Algorithm[SimultaneousState]):
-    """SOBA and its relatives: ω by ∂_ω G, v by H v - ∂_ω F and λ by ∂_λ F - J v, all three from one point.
+    """SOBA and its relatives: ω, v and λ move at once, from one point.
+
+    ω moves along ∂_ω G, v along H v - ∂_ω F, and λ along ∂_λ F - J v.
 
     Args:
-        inner_momentum, adjoint_momentum, outer_momentum: how the directions of ω, v and λ are made.
-        estimator: one that solves for v at the point; then ω and λ alone move.
-        delayed_outer: whether λ moves by the d of the step before.
+        inner_momentum: rule that makes the direction of ω.
+        adjoint_momentum: rule that makes the direction of v.
+        outer_momentum: rule that makes the direction of λ.
+        estimator: estimator that solves for v at the point; then only ω and λ move.
+        delayed_outer: whether λ moves by the d of the last step.
+
+    The other fields are those of `Algorithm`.
+
+    Example:
+        >>> from fsla.algorithms import Simultaneous
+        >>> minimize(Simultaneous(step_sizes=constant(0.1, 0.5, 0.5), outer_update=fsla.steps.Momentum(0.5)))
+        1.0
     """
 
     inner_momentum: Direction = field(default_factory=NoMomentum)
@@ -261,12 +306,12 @@ class Simultaneous(Algorithm[SimultaneousState]):
     def start(self, state: State, step: StepContext) -> SimultaneousState:
         omega = state.omega.value
         adjoint = Variable({}) if self.estimator else step.updates.adjoint.init(zeros_like(omega))
-        here = Position(state.point, adjoint.value)
+        position = Position(state.point, adjoint.value)
         d_omega, d_adjoint, d = zeros_like(omega), zeros_like(adjoint.value), state.direction
         if self.looks_back or self.estimator:
-            first = self._gradients(step, here)
+            first = self._gradients(step, position)
             d_omega, d_adjoint, d = first.omega, first.adjoint, dense(first.lam)
-        before = self.keep(here) if self.looks_back else None
+        before = self.keep(position) if self.looks_back else None
         d_omega = d_omega if self.inner_momentum.remembers else {}
         d_adjoint = d_adjoint if self.adjoint_momentum.remembers else {}
         return SimultaneousState(0, state.lam, state.omega, d, state.measured, adjoint, d_omega, d_adjoint, before)
@@ -275,8 +320,8 @@ class Simultaneous(Algorithm[SimultaneousState]):
         rates, updates = step.rates, step.updates
         weight = rates.new_grad_weight
         adjoint, measured = state.adjoint, state.measured
-        here = Position(state.point, adjoint.value)
-        new = self._gradients(step, here)
+        position = Position(state.point, adjoint.value)
+        new = self._gradients(step, position)
         back = state.before is not None and any(momentum.asks_back(weight) for momentum in self._momenta)
         old = self._gradients(step, state.before) if back and state.before is not None else _NONE
         d_omega = self.inner_momentum(new.omega, old.omega, state.omega_direction, weight)
@@ -284,7 +329,7 @@ class Simultaneous(Algorithm[SimultaneousState]):
         if self.inner_momentum.remembers:  # The optimiser of a module may change its gradient in place.
             remembered = clone(d_omega) if updates.in_place else d_omega
         d = self.outer_momentum(new.lam, old.lam, state.direction, weight)
-        before = self.keep(here) if self.looks_back else None
+        before = self.keep(position) if self.looks_back else None
         d_adjoint: Tree = {}
         if self.estimator is None:
             residual, measured = step.step_sizes.residual(adjoint.value, new.hv, new.b, measured)

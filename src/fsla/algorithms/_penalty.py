@@ -107,7 +107,26 @@ def penalty(
     shrink: float = 0.9,
     projection: Projection | None = None,
 ) -> Penalty:
-    """The penalty method. Per step: T + 1 each of ∂_ω G, ∂_ω F and HVPs, one mixed product."""
+    """Return the penalty method: ∂_ω G = 0 as a constraint with a multiplier.
+
+    Cost of a step: T + 1 each of ∂_ω G, ∂_ω F and HVPs, one mixed product.
+
+    Args:
+        step_sizes: step sizes of λ, ω and v: a schedule such as `fsla.steps.constant`.
+        inner_steps: T, moves of ω in a step.
+        rho: first penalty.
+        grow: factor by which the penalty grows.
+        bound: first tolerance, below which both derivatives count as small.
+        shrink: factor by which the tolerance falls.
+        projection: set that λ stays in, such as `fsla.steps.Box(0, 1)`.
+
+    Returns:
+        The algorithm, a `Penalty`.
+
+    Example:
+        >>> minimize(fsla.algorithms.penalty(constant(0.1, 0.3, 0.0), inner_steps=5))
+        1.0
+    """
     return Penalty(
         step_sizes=step_sizes,
         inner_steps=inner_steps,

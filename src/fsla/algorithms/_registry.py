@@ -14,14 +14,21 @@ _FACTORIES: dict[str, Factory] = {}
 
 
 def register(name: str) -> Callable[[F], F]:
-    """Give an algorithm a name: a class derived from `Algorithm`, or a function of ``step_sizes`` that returns one.
+    """Register an algorithm under a name.
 
-    The name is what ``fsla.BilevelOptimizer(algorithm=name)`` takes, its row of the conformance tests and its card in
-    the docs.
+    `fsla.BilevelOptimizer(algorithm=name)`, the conformance tests and the docs take this name.
+
+    Args:
+        name: an identifier that no other algorithm has.
+
+    Returns:
+        A decorator of a class derived from `Algorithm`, or of a function of ``step_sizes`` that returns one.
+
+    Raises:
+        ValueError: if the name is no identifier, or belongs to another algorithm.
 
     Example:
         >>> from dataclasses import dataclass, field
-        >>> import fsla
         >>> @fsla.algorithms.register("heavy_soba")
         ... @dataclass(frozen=True, kw_only=True)
         ... class HeavySoba(fsla.algorithms.Simultaneous):
@@ -43,10 +50,31 @@ def register(name: str) -> Callable[[F], F]:
 
 
 def get_algorithm(name: str) -> Factory:
-    """Return what makes the algorithm of a name; it takes step sizes and the algorithm's own options."""
+    """Return the class or function that makes the algorithm of a name.
+
+    Args:
+        name: a registered name.
+
+    Returns:
+        A callable of step sizes and of the algorithm's own options.
+
+    Raises:
+        ValueError: if no algorithm has this name; the message names the nearest one.
+
+    Example:
+        >>> make = fsla.algorithms.get_algorithm("soba")
+        >>> minimize(make(constant(0.2, 0.5, 0.5)))
+        1.0
+    """
     return pick(name, _FACTORIES, "algorithm")
 
 
 def list_algorithms() -> list[str]:
-    """Return the names of all registered algorithms."""
+    """Return the names of all registered algorithms.
+
+    Example:
+        >>> names = fsla.algorithms.list_algorithms()
+        >>> "soba" in names, "fsla" in names
+        (True, True)
+    """
     return list(_FACTORIES)

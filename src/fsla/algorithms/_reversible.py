@@ -35,9 +35,9 @@ FULL = 52
 class Bits:
     """What multiplications by n/d shifted out of a tree of whole numbers."""
 
-    def __init__(self, share: Fraction, like: Tree) -> None:
-        self._n = share.numerator
-        self._d = share.denominator
+    def __init__(self, factor: Fraction, like: Tree) -> None:
+        self._n = factor.numerator
+        self._d = factor.denominator
         self._room = math.floor(FULL / math.log2(self._d / self._n)) - 4
         self._full: list[Tree] = []
         self._now: Tree = _zeros(like)
@@ -49,7 +49,7 @@ class Bits:
             self._now = _zeros(u)
             self._used = 0
         self._used += 1
-        u, self._now = _exchanged(u, self._now, self._d, self._n)
+        u, self._now = _exchange_digits(u, self._now, self._d, self._n)
         return u
 
     def undo(self, u: Tree) -> Tree:
@@ -57,18 +57,18 @@ class Bits:
             self._now = self._full.pop()
             self._used = self._room
         self._used -= 1
-        u, self._now = _exchanged(u, self._now, self._n, self._d)
+        u, self._now = _exchange_digits(u, self._now, self._n, self._d)
         return u
 
 
-def _exchanged(u: Tree, buffer: Tree, out: int, into: int) -> tuple[Tree, Tree]:
+def _exchange_digits(u: Tree, buffer: Tree, out: int, into: int) -> tuple[Tree, Tree]:
     """u · into / out: u's last digit in base `out` goes to the buffer, and the buffer's last in base `into` comes."""
     new = {}
     rest = {}
     for name, t in u.items():
-        held = buffer[name] * out + t % out
-        new[name] = t.div(out, rounding_mode="floor") * into + held % into
-        rest[name] = held.div(into, rounding_mode="floor")
+        value = buffer[name] * out + t % out
+        new[name] = t.div(out, rounding_mode="floor") * into + value % into
+        rest[name] = value.div(into, rounding_mode="floor")
     return new, rest
 
 
@@ -98,11 +98,11 @@ class Reversible(Algorithm[State]):
     def __post_init__(self) -> None:
         super().__post_init__()
         whole_number(self.inner_steps, "inner_steps", "Reversible")
-        if not 0 < self._share < 1:
+        if not 0 < self._factor < 1:
             raise ValueError(f"The 'decay' of Reversible must lie between 0 and 1. Got {self.decay!r} instead.")
 
     @property
-    def _share(self) -> Fraction:
+    def _factor(self) -> Fraction:
         return Fraction(self.decay).limit_denominator(100)
 
     @property
@@ -117,8 +117,8 @@ class Reversible(Algorithm[State]):
         lam = state.lam.value
         like = state.omega.value
         lr = updates.inner.step_size(step.rates.inner_lr)
-        keep = float(self._share)
-        bits = Bits(self._share, like)
+        keep = float(self._factor)
+        bits = Bits(self._factor, like)
         omega = _whole(like)
         u = _zeros(like)
 
@@ -162,5 +162,21 @@ def _double(x: Scalar) -> Scalar:
 def reversible(
     step_sizes: Sizes, *, inner_steps: int = 10, decay: float = 0.9, projection: Projection | None = None
 ) -> Reversible:
-    """Reversible learning. Per step: 2 T ∂_ω G and T joint products, and no path."""
+    """Return reversible learning: T momentum steps, differentiated without a path.
+
+    Cost of a step: 2 T ∂_ω G and T joint products.
+
+    Args:
+        step_sizes: step sizes of λ, ω and v: a schedule such as `fsla.steps.constant`.
+        inner_steps: T, moves of ω in a step.
+        decay: γ of the momentum, a fraction with a denominator of at most 100.
+        projection: set that λ stays in, such as `fsla.steps.Box(0, 1)`.
+
+    Returns:
+        The algorithm, a `Reversible`.
+
+    Example:
+        >>> minimize(fsla.algorithms.reversible(constant(0.2, 0.5, 0.0), inner_steps=4, decay=0.5))
+        1.0
+    """
     return Reversible(step_sizes=step_sizes, inner_steps=inner_steps, decay=decay, projection=projection)

@@ -10,32 +10,27 @@ from torch import Tensor
 
 from fsla._checks import whole_number
 from fsla._state_tree import evolve, saved
-from fsla._tree import Tree, sub, zeros_like
+from fsla._tree import sub, zeros_like
 from fsla.algorithms._base import Algorithm, State
+from fsla.algorithms._orders import AdjointState
 from fsla.algorithms._registry import register
 from fsla.algorithms._single_loop import Sizes
 from fsla.problems._batches import Batch, BatchSpec
 from fsla.steps._context import StepContext
 from fsla.steps._saga import Table, corrected, empty
-from fsla.steps._updates import Projection, Variable
+from fsla.steps._updates import Projection
 
 
 @saved
 @dataclass(frozen=True)
-class SabaState(State):
+class SabaState(AdjointState):
     """State of `Saba`.
 
     Args:
-        adjoint: v.
-        tables: what each batch said last, by oracle.
+        tables: last gradients and products of each batch, by oracle.
     """
 
-    adjoint: Variable
     tables: Mapping[str, Table]
-
-    @property
-    def v(self) -> Tree:
-        return self.adjoint.value
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,22 +40,14 @@ class Saba(Algorithm[SabaState]):
     inner_batches: int = 1
     outer_batches: int = 1
 
+    batches = BatchSpec(hvp=0, outer_grad_lam=0, mixed_hvp=0)
+    moves_adjoint = True
+    at_one_point = True
+
     def __post_init__(self) -> None:
         super().__post_init__()
         whole_number(self.inner_batches, "inner_batches", "Saba")
         whole_number(self.outer_batches, "outer_batches", "Saba")
-
-    @property
-    def batches(self) -> BatchSpec:
-        return BatchSpec(hvp=0, outer_grad_lam=0, mixed_hvp=0)
-
-    @property
-    def moves_adjoint(self) -> bool:
-        return True
-
-    @property
-    def at_one_point(self) -> bool:
-        return True
 
     def start(self, state: State, step: StepContext) -> SabaState:
         omega, lam = state.omega.value, state.lam.value
@@ -84,15 +71,15 @@ class Saba(Algorithm[SabaState]):
         device = next(iter(hvp.values())).device
         i = _number(inner_batch, self.inner_batches, "inner", device)
         j = _number(outer_batch, self.outer_batches, "outer", device)
-        said = {
+        gradients = {
             "inner_grad": (inner.grad_omega, i),
             "hvp": (hvp, i),
             "mixed_hvp": (mixed_hvp, i),
             "outer_grad_omega": (by_omega, j),
             "outer_grad_lam": (by_lam, j),
         }
-        found = {name: corrected(g, number, state.tables[name]) for name, (g, number) in said.items()}
-        g = {name: direction for name, (direction, _) in found.items()}
+        results = {name: corrected(g, number, state.tables[name]) for name, (g, number) in gradients.items()}
+        g = {name: direction for name, (direction, _) in results.items()}
         d = sub(g["outer_grad_lam"], g["mixed_hvp"])
         return evolve(
             state,
@@ -100,7 +87,7 @@ class Saba(Algorithm[SabaState]):
             omega=updates.inner(state.omega, g["inner_grad"], rates.inner_lr),
             adjoint=updates.adjoint(state.adjoint, sub(g["hvp"], g["outer_grad_omega"]), rates.adjoint_lr),
             direction=d,
-            tables={name: table for name, (_, table) in found.items()},
+            tables={name: table for name, (_, table) in results.items()},
         )
 
 
@@ -121,5 +108,22 @@ def _number(batch: Batch, count: int, level: str, device: torch.device) -> Tenso
 def saba(
     step_sizes: Sizes, *, inner_batches: int = 1, outer_batches: int = 1, projection: Projection | None = None
 ) -> Saba:
-    """SABA: the cost of SOBA, and tables of 2 trees like ω and one like λ a batch of G, one of each a batch of F."""
+    """Return SABA: SOBA with SAGA on its five oracles.
+
+    It costs what SOBA costs. Its tables hold 2 trees like ω and one like λ for each batch of G, and one of each for
+    each batch of F.
+
+    Args:
+        step_sizes: step sizes of λ, ω and v: a schedule such as `fsla.steps.constant`.
+        inner_batches: fixed batches that the inner data is cut into.
+        outer_batches: fixed batches that the outer data is cut into.
+        projection: set that λ stays in, such as `fsla.steps.Box(0, 1)`.
+
+    Returns:
+        The algorithm, a `Saba`.
+
+    Example:
+        >>> minimize(fsla.algorithms.saba(constant(0.2, 0.5, 0.5)))
+        1.0
+    """
     return Saba(step_sizes=step_sizes, inner_batches=inner_batches, outer_batches=outer_batches, projection=projection)

@@ -34,14 +34,23 @@ def fsla(
     max_adjoint_norm: float | None = None,
     projection: Projection | None = None,
 ) -> Alternating:
-    """FSLA, Algorithm 1 of the paper. Per step: 2 ∂_ω G, 1 ∂_ω F, 1 HVP, 2 each of ∂_λ F and mixed products.
+    """Return FSLA, Algorithm 1 of the paper: one step each of λ, ω and v.
+
+    Cost of a step: 2 ∂_ω G, 1 ∂_ω F, 1 HVP, 2 each of ∂_λ F and mixed products.
 
     Args:
-        step_sizes: of λ, ω and v.
+        step_sizes: step sizes of λ, ω and v: automatic by default, or a schedule.
         momentum: of λ's direction: "storm", "average" or "none".
         adjoint_at: whether v moves at the "old_params", as in the paper, or at the "new_params".
-        max_adjoint_norm: keeps ‖v‖ under this bound, as the proof does with C_{F,ω} / μ.
-        projection: keeps λ in a set.
+        max_adjoint_norm: bound on ‖v‖; the proof has C_{F,ω} / μ.
+        projection: set that λ stays in, such as `fsla.steps.Box(0, 1)`.
+
+    Returns:
+        The algorithm, an `Alternating`.
+
+    Example:
+        >>> minimize(fsla.algorithms.fsla(constant(0.2, 0.5, 0.5, 0.5)))
+        1.0
     """
     return Alternating(
         step_sizes=step_sizes,
@@ -56,7 +65,20 @@ def fsla(
 def single_loop(
     step_sizes: Sizes = AUTOMATIC, *, max_adjoint_norm: float | None = None, projection: Projection | None = None
 ) -> Alternating:
-    """One step each of ω, then v, then λ, without momentum."""
+    """Return one step each of ω, then v, then λ, without momentum.
+
+    Args:
+        step_sizes: step sizes of λ, ω and v: automatic by default, or a schedule.
+        max_adjoint_norm: bound on ‖v‖.
+        projection: set that λ stays in, such as `fsla.steps.Box(0, 1)`.
+
+    Returns:
+        The algorithm, an `Alternating`.
+
+    Example:
+        >>> minimize(fsla.algorithms.single_loop(constant(0.2, 0.5, 0.5)))
+        1.0
+    """
     return fsla(
         step_sizes,
         momentum="none",
@@ -70,22 +92,48 @@ def single_loop(
 def amigo(
     step_sizes: Sizes = AUTOMATIC, *, inner_steps: int = 10, hvp_steps: int = 10, projection: Projection | None = None
 ) -> Alternating:
-    """AmIGO: T steps of ω and Q of v, both warm, then one of λ."""
+    """Return AmIGO: T moves of ω and Q of v, both warm, then one of λ.
+
+    Args:
+        step_sizes: step sizes of λ, ω and v: automatic by default, or a schedule.
+        inner_steps: T, moves of ω in a step.
+        hvp_steps: Q, moves of v in a step.
+        projection: set that λ stays in, such as `fsla.steps.Box(0, 1)`.
+
+    Returns:
+        The algorithm, an `Alternating`.
+
+    Example:
+        >>> minimize(fsla.algorithms.amigo(constant(0.2, 0.5, 0.5), inner_steps=2, hvp_steps=2))
+        1.0
+    """
     return after_inner(Tracked(hvp_steps), step_sizes, inner_steps, projection)
 
 
 @register("slip")
 def slip(step_sizes: Sizes = AUTOMATIC, *, warm_up_steps: int = 0, projection: Projection | None = None) -> Alternating:
-    """SLIP: ω, v at the new ω, and λ by α along the normalised average of its directions.
+    """Return SLIP: λ moves by a fixed length along an average of its directions.
 
-    It is for outer losses whose curvature grows with the gradient. ω first takes `warm_up_steps` steps.
+    It is for outer losses whose curvature grows with the gradient.
+
+    Args:
+        step_sizes: step sizes of λ, ω and v: automatic by default, or a schedule.
+        warm_up_steps: moves of ω before the first step.
+        projection: set that λ stays in, such as `fsla.steps.Box(0, 1)`.
+
+    Returns:
+        The algorithm, an `Alternating`.
+
+    Example:
+        >>> minimize(fsla.algorithms.slip(constant(0.02, 0.5, 0.5, 0.5), warm_up_steps=5))
+        0.94
     """
     algorithm = after_inner(Tracked(), step_sizes, 1, projection, Normalized())
     return replace(algorithm, momentum=EMA(), warm_up=warm_up_steps)
 
 
 def bounded(max_adjoint_norm: float | None) -> Update:
-    """Return the update of v, kept in a ball if there is one."""
+    """Return the update of v, with a bound on ‖v‖ if there is one."""
     positive(max_adjoint_norm, "max_adjoint_norm", "the algorithm", optional=True)
     return projected(GradientDescent(), None if max_adjoint_norm is None else Ball(max_adjoint_norm))
 

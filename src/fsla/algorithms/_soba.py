@@ -26,19 +26,62 @@ from fsla.steps._updates import Projection
 
 @register("soba")
 def soba(step_sizes: Sizes = AUTOMATIC, *, projection: Projection | None = None) -> Simultaneous:
-    """SOBA. Per step: 1 ∂_ω G, 1 ∂_ω F, 1 ∂_λ F, and an HVP and a mixed product in one pass."""
+    """Return SOBA: ω, v and λ move at once, from one point.
+
+    Cost of a step: 1 ∂_ω G, 1 ∂_ω F, 1 ∂_λ F, and an HVP and a mixed product in one pass.
+
+    Args:
+        step_sizes: step sizes of λ, ω and v: automatic by default, or a schedule.
+        projection: set that λ stays in, such as `fsla.steps.Box(0, 1)`.
+
+    Returns:
+        The algorithm, a `Simultaneous`.
+
+    Example:
+        >>> minimize(fsla.algorithms.soba(constant(0.2, 0.5, 0.5)))
+        1.0
+    """
     return Simultaneous(step_sizes=step_sizes, projection=projection)
 
 
 @register("ma_soba")
 def ma_soba(step_sizes: Sizes = AUTOMATIC, *, projection: Projection | None = None) -> Simultaneous:
-    """MA-SOBA: the cost of SOBA. A good choice where STORM's independent batches are not available."""
+    """Return MA-SOBA: SOBA whose λ moves along an average of its directions.
+
+    It costs what SOBA costs. It suits noisy gradients where STORM's independent batches are not available.
+
+    Args:
+        step_sizes: step sizes of λ, ω and v: automatic by default, or a schedule.
+        projection: set that λ stays in, such as `fsla.steps.Box(0, 1)`.
+
+    Returns:
+        The algorithm, a `Simultaneous`.
+
+    Example:
+        >>> minimize(fsla.algorithms.ma_soba(constant(0.2, 0.5, 0.5, 0.5)))
+        0.92
+    """
     return Simultaneous(step_sizes=step_sizes, outer_momentum=EMA(), delayed_outer=True, projection=projection)
 
 
 @register("srba")
 def srba(step_sizes: Scheduled, *, refresh_period: int = 10, projection: Projection | None = None) -> Simultaneous:
-    """SRBA: directions are taken on a large batch at every `refresh_period`-th step, and corrected between."""
+    """Return SRBA: SOBA with SPIDER on ω, v and λ.
+
+    Every `refresh_period`-th step takes its directions anew, on a large batch. The steps between correct them.
+
+    Args:
+        step_sizes: step sizes of λ, ω and v: a schedule such as `fsla.steps.constant`.
+        refresh_period: steps between two large batches.
+        projection: set that λ stays in, such as `fsla.steps.Box(0, 1)`.
+
+    Returns:
+        The algorithm, a `Simultaneous`.
+
+    Example:
+        >>> minimize(fsla.algorithms.srba(constant(0.2, 0.5, 0.5), refresh_period=5))
+        1.0
+    """
     spider = SPIDER()
     return Simultaneous(
         step_sizes=PeriodicRefresh(step_sizes, refresh_period),
@@ -51,7 +94,20 @@ def srba(step_sizes: Scheduled, *, refresh_period: int = 10, projection: Project
 
 @register("fdehbo")
 def fdehbo(step_sizes: Sizes, *, max_adjoint_norm: float, projection: Projection | None = None) -> Simultaneous:
-    """FdeHBO: no second derivative is taken; ‖v‖ stays under a bound, which should be at least ‖∂_ω F‖ / μ."""
+    """Return FdeHBO: STORM on ω, v and λ, without second derivatives.
+
+    Args:
+        step_sizes: step sizes of λ, ω and v: a schedule such as `fsla.steps.constant`.
+        max_adjoint_norm: bound on ‖v‖; at least ‖∂_ω F‖ / μ.
+        projection: set that λ stays in, such as `fsla.steps.Box(0, 1)`.
+
+    Returns:
+        The algorithm, a `Simultaneous`.
+
+    Example:
+        >>> minimize(fsla.algorithms.fdehbo(constant(0.2, 0.5, 0.5), max_adjoint_norm=10.0))
+        1.0
+    """
     storm = STORM()
     return replace(
         hjfbio(step_sizes, max_adjoint_norm=max_adjoint_norm, projection=projection),
@@ -63,7 +119,22 @@ def fdehbo(step_sizes: Sizes, *, max_adjoint_norm: float, projection: Projection
 
 @register("hjfbio")
 def hjfbio(step_sizes: Sizes, *, max_adjoint_norm: float, projection: Projection | None = None) -> Simultaneous:
-    """HJFBiO: SOBA with products by differences and ‖v‖ under a bound. Give it full batches."""
+    """Return HJFBiO: SOBA with products by differences and a bound on ‖v‖.
+
+    Give it full batches.
+
+    Args:
+        step_sizes: step sizes of λ, ω and v: a schedule such as `fsla.steps.constant`.
+        max_adjoint_norm: bound on ‖v‖.
+        projection: set that λ stays in, such as `fsla.steps.Box(0, 1)`.
+
+    Returns:
+        The algorithm, a `Simultaneous`.
+
+    Example:
+        >>> minimize(fsla.algorithms.hjfbio(constant(0.2, 0.5, 0.5), max_adjoint_norm=10.0))
+        1.0
+    """
     return Simultaneous(
         step_sizes=step_sizes,
         adjoint_update=bounded(max_adjoint_norm),
@@ -74,9 +145,20 @@ def hjfbio(step_sizes: Sizes, *, max_adjoint_norm: float, projection: Projection
 
 @register("one_step")
 def one_step(step_sizes: Sizes | None = None, *, projection: Projection | None = None) -> Simultaneous:
-    """The baseline without an adjoint: β ∂_ω F in the place of v. Per step: 1 of each gradient, 1 mixed product.
+    """Return the baseline without an adjoint: β ∂_ω F takes the place of v.
 
-    By default the step sizes are automatic, and λ moves from the first step on, since no v is to be waited for.
+    Cost of a step: 1 of each gradient, 1 mixed product.
+
+    Args:
+        step_sizes: step sizes of λ and ω, and β: automatic by default, or a schedule.
+        projection: set that λ stays in, such as `fsla.steps.Box(0, 1)`.
+
+    Returns:
+        The algorithm, a `Simultaneous`.
+
+    Example:
+        >>> minimize(fsla.algorithms.one_step(constant(0.2, 0.5, 0.5)))
+        1.0
     """
     return Simultaneous(
         step_sizes=Automatic(wait=False) if step_sizes is None else step_sizes,

@@ -15,46 +15,33 @@ import torch
 from fsla._state_tree import evolve, saved
 from fsla._tree import Tree, dense, dot, scalar, sub, zeros_like
 from fsla.algorithms._base import Algorithm, State
+from fsla.algorithms._orders import AdjointState
 from fsla.algorithms._registry import register
 from fsla.algorithms._single_loop import Sizes
 from fsla.problems._batches import BatchSpec
 from fsla.steps._context import StepContext
-from fsla.steps._updates import Projection, Variable
+from fsla.steps._updates import Projection
 
 
 @saved
 @dataclass(frozen=True)
-class TuningFreeState(State):
+class TuningFreeState(AdjointState):
     """State of `TuningFree`.
 
     Args:
-        adjoint: v.
         sums: squared lengths of the directions so far, by variable.
     """
 
-    adjoint: Variable
     sums: Tree
-
-    @property
-    def v(self) -> Tree:
-        return self.adjoint.value
 
 
 @dataclass(frozen=True, kw_only=True)
 class TuningFree(Algorithm[TuningFreeState]):
     """SOBA with steps by what was seen of each direction's length."""
 
-    @property
-    def batches(self) -> BatchSpec:
-        return BatchSpec(hvp=0, outer_grad_lam=0, mixed_hvp=0)
-
-    @property
-    def moves_adjoint(self) -> bool:
-        return True
-
-    @property
-    def at_one_point(self) -> bool:
-        return True
+    batches = BatchSpec(hvp=0, outer_grad_lam=0, mixed_hvp=0)
+    moves_adjoint = True
+    at_one_point = True
 
     def start(self, state: State, step: StepContext) -> TuningFreeState:
         omega = state.omega.value
@@ -85,5 +72,17 @@ class TuningFree(Algorithm[TuningFreeState]):
 
 @register("s_tfbo")
 def s_tfbo(step_sizes: Sizes, *, projection: Projection | None = None) -> TuningFree:
-    """S-TFBO: the cost of SOBA."""
+    """Return S-TFBO: SOBA whose steps follow from the lengths of its directions.
+
+    Args:
+        step_sizes: where the steps begin: ``fsla.steps.constant(1.0, 1.0, 1.0)`` will do.
+        projection: set that λ stays in, such as `fsla.steps.Box(0, 1)`.
+
+    Returns:
+        The algorithm, a `TuningFree`.
+
+    Example:
+        >>> minimize(fsla.algorithms.s_tfbo(constant(1.0, 1.0, 1.0)))
+        1.0
+    """
     return TuningFree(step_sizes=step_sizes, projection=projection)

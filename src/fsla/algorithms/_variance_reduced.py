@@ -34,7 +34,23 @@ from fsla.steps._updates import Adaptive, Normalized, Projection
 def sustain(
     step_sizes: Sizes, *, num_terms: int = 10, adjoint_lr: float = 0.1, projection: Projection | None = None
 ) -> Simultaneous:
-    """SUSTAIN. Per step: 2 ∂_ω G, 2 of each derivative of F, at most 2 (K - 1) HVPs, 2 mixed products."""
+    """Return SUSTAIN: STORM on ω and λ, and a random Neumann series.
+
+    Cost of a step: 2 ∂_ω G, 2 of each derivative of F, at most 2 (K - 1) HVPs, 2 mixed products.
+
+    Args:
+        step_sizes: step sizes of λ, ω and v: a schedule such as `fsla.steps.constant`.
+        num_terms: K, terms of the Neumann series.
+        adjoint_lr: step of the series, in units of 1/L.
+        projection: set that λ stays in, such as `fsla.steps.Box(0, 1)`.
+
+    Returns:
+        The algorithm, a `Simultaneous`.
+
+    Example:
+        >>> minimize(fsla.algorithms.sustain(constant(0.2, 0.5, 0.0, 0.5), num_terms=2))
+        0.97
+    """
     return _both(step_sizes, STORM(), Solved(RandomNeumann(num_terms, adjoint_lr)), projection)
 
 
@@ -42,7 +58,21 @@ def sustain(
 def mrbo(
     step_sizes: Sizes, *, hvp_steps: int = 10, adjoint_lr: float = 0.1, projection: Projection | None = None
 ) -> Simultaneous:
-    """MRBO: SUSTAIN with a Neumann series of Q products at each of the two points."""
+    """Return MRBO: SUSTAIN with a Neumann series of Q products at both points.
+
+    Args:
+        step_sizes: step sizes of λ, ω and v: a schedule such as `fsla.steps.constant`.
+        hvp_steps: Q, products of H at each of the two points.
+        adjoint_lr: step of the series, in units of 1/L.
+        projection: set that λ stays in, such as `fsla.steps.Box(0, 1)`.
+
+    Returns:
+        The algorithm, a `Simultaneous`.
+
+    Example:
+        >>> minimize(fsla.algorithms.mrbo(constant(0.2, 0.5, 0.0, 0.5), adjoint_lr=0.5))
+        1.0
+    """
     return _both(step_sizes, STORM(), Solved(Neumann(hvp_steps + 1, adjoint_lr)), projection)
 
 
@@ -66,7 +96,23 @@ def biadam(
     eps: float = 1e-3,
     projection: Projection | None = None,
 ) -> Simultaneous:
-    """BiAdam: one of the first K terms of the series, averages of both directions, adaptive steps."""
+    """Return BiAdam: averages of both directions, and adaptive steps.
+
+    Args:
+        step_sizes: step sizes of λ, ω and v: a schedule such as `fsla.steps.constant`.
+        num_terms: K, terms of the Neumann series.
+        adjoint_lr: step of the series, in units of 1/L.
+        decay: decay of the running means that scale the steps.
+        eps: added to what divides the steps.
+        projection: set that λ stays in, such as `fsla.steps.Box(0, 1)`.
+
+    Returns:
+        The algorithm, a `Simultaneous`.
+
+    Example:
+        >>> minimize(fsla.algorithms.biadam(constant(0.02, 0.1, 0.0, 0.5), num_terms=2))
+        1.0
+    """
     algorithm = _both(step_sizes, EMA(), Solved(RandomNeumann(num_terms, adjoint_lr)), projection)
     return replace(algorithm, inner_update=Adaptive(decay, eps, whole=True), outer_update=Adaptive(decay, eps))
 
@@ -81,7 +127,23 @@ def vr_biadam(
     eps: float = 1e-3,
     projection: Projection | None = None,
 ) -> Simultaneous:
-    """VR-BiAdam: BiAdam with STORM, at twice the cost."""
+    """Return VR-BiAdam: BiAdam with STORM, at twice the cost.
+
+    Args:
+        step_sizes: step sizes of λ, ω and v: a schedule such as `fsla.steps.constant`.
+        num_terms: K, terms of the Neumann series.
+        adjoint_lr: step of the series, in units of 1/L.
+        decay: decay of the running means that scale the steps.
+        eps: added to what divides the steps.
+        projection: set that λ stays in, such as `fsla.steps.Box(0, 1)`.
+
+    Returns:
+        The algorithm, a `Simultaneous`.
+
+    Example:
+        >>> minimize(fsla.algorithms.vr_biadam(constant(0.02, 0.1, 0.0, 0.5), num_terms=2))
+        0.99
+    """
     algorithm = biadam(
         step_sizes, num_terms=num_terms, adjoint_lr=adjoint_lr, decay=decay, eps=eps, projection=projection
     )
@@ -151,7 +213,25 @@ def accbo(
     adjoint_lr: float = 0.1,
     projection: Projection | None = None,
 ) -> AccBo:
-    """AccBO: ω is the moving average of Nesterov's iterates; λ moves by α along the normalised STORM direction."""
+    """Return AccBO: Nesterov's steps of ω, and λ by steps of fixed length.
+
+    ω is the moving average of Nesterov's iterates. λ moves along the normalised STORM direction.
+
+    Args:
+        step_sizes: step sizes of λ, ω and v: a schedule such as `fsla.steps.constant`.
+        gamma: how far Nesterov's method looks ahead.
+        average: weight of the new iterate in ω.
+        num_terms: K, terms of the Neumann series.
+        adjoint_lr: step of the series, in units of 1/L.
+        projection: set that λ stays in, such as `fsla.steps.Box(0, 1)`.
+
+    Returns:
+        The algorithm, an `AccBo`.
+
+    Example:
+        >>> minimize(fsla.algorithms.accbo(constant(0.02, 0.3, 0.0, 0.5), gamma=0.5, num_terms=2))
+        0.98
+    """
     return AccBo(
         step_sizes=step_sizes,
         estimator=Solved(RandomNeumann(num_terms, adjoint_lr)),

@@ -48,6 +48,8 @@ class Vrbo(Algorithm[VrboState]):
     estimator: Solved
     inner_steps: int = 3
 
+    capturable = False
+
     def __post_init__(self) -> None:
         super().__post_init__()
         whole_number(self.inner_steps, "inner_steps", "Vrbo", least=0)
@@ -55,10 +57,6 @@ class Vrbo(Algorithm[VrboState]):
     @property
     def batches(self) -> BatchSpec:
         return BatchSpec(*[self.inner_steps + 2] * 5)
-
-    @property
-    def capturable(self) -> bool:
-        return False
 
     def start(self, state: State, step: StepContext) -> VrboState:
         d_omega, d = self._gradients(step, state.point, 0)
@@ -101,8 +99,26 @@ def vrbo(
     refresh_period: int = 10,
     projection: Projection | None = None,
 ) -> Vrbo:
-    """VRBO. Per step: 2 (m + 1) of ∂_ω G and of the hypergradient, each of Q HVPs; one more at every
-    `refresh_period`-th."""
+    """Return VRBO: SPIDER on ω and λ, with several moves of ω for each of λ.
+
+    Cost of a step: 2 (m + 1) of ∂_ω G and of the hypergradient, each of Q HVPs. Every `refresh_period`-th step
+    takes one more of both.
+
+    Args:
+        step_sizes: step sizes of λ, ω and v: a schedule such as `fsla.steps.constant`.
+        inner_steps: m, of which a step takes m + 1 moves of ω.
+        hvp_steps: Q, products of H in a step.
+        adjoint_lr: step of the series, in units of 1/L.
+        refresh_period: steps between two large batches.
+        projection: set that λ stays in, such as `fsla.steps.Box(0, 1)`.
+
+    Returns:
+        The algorithm, a `Vrbo`.
+
+    Example:
+        >>> minimize(fsla.algorithms.vrbo(constant(0.2, 0.3, 0.0), inner_steps=1, hvp_steps=4, adjoint_lr=0.5))
+        1.0
+    """
     return Vrbo(
         step_sizes=PeriodicRefresh(step_sizes, refresh_period),
         estimator=Solved(Neumann(hvp_steps + 1, adjoint_lr)),

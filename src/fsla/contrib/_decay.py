@@ -117,7 +117,7 @@ class RowTable:
         lam, d: a row for each sample in every tensor.
         last: the step of each row's last visit, as int32.
         decay: what has become of the rows since.
-        box: the box that λ is kept in, if there is one.
+        box: the box that λ stays in; None for none.
 
     In float32 a weight takes 4 bytes each for λ, d and its last visit. Sums are taken in float64 and rounded once.
     """
@@ -132,11 +132,11 @@ class RowTable:
     @classmethod
     def init_rows(cls, lam: Tree, box: Box | None) -> RowTable:
         """Return copies of the first rows, with d = 0. A row outside of the box enters it when first seen."""
-        own = {name: t.detach().clone(memory_format=torch.contiguous_format) for name, t in lam.items()}
-        d = {name: torch.zeros_like(t) for name, t in own.items()}
-        one = next(iter(own.values()))
+        rows = {name: t.detach().clone(memory_format=torch.contiguous_format) for name, t in lam.items()}
+        d = {name: torch.zeros_like(t) for name, t in rows.items()}
+        one = next(iter(rows.values()))
         last = torch.zeros(len(one), dtype=torch.int32, device=one.device)
-        return cls(own, d, last, Decay(one.device), box)
+        return cls(rows, d, last, Decay(one.device), box)
 
     def __len__(self) -> int:
         return len(self.last)

@@ -73,7 +73,7 @@ class Rule(NamedTuple):
 
 
 def _box(update: Update) -> Box | None:
-    """The box that λ is kept in; raises unless λ moves by plain steps that remember nothing."""
+    """The box that λ stays in; raises unless λ moves by plain steps that remember nothing."""
     inside = update.update if isinstance(update, Projected) else update
     box = update.onto if isinstance(update, Projected) else None
     if isinstance(inside, GradientDescent) and (box is None or isinstance(box, Box)):
@@ -90,15 +90,29 @@ def _refused(what: str) -> ValueError:
 
 
 class LazyRowOptimizer(Generic[S]):
-    """A run of an algorithm that touches the rows of its batches alone, with the numbers of one that sweeps over λ.
+    """Run of an algorithm that touches only the rows of its batches, with the numbers of one that sweeps over λ.
 
     Args:
         algorithm: one that moves each row of λ by itself, such as ``fsla.algorithms.fsla``, ``soba`` or ``ma_soba``.
         problem: a `fsla.WeightedLossProblem` with a `row_index`, whose outer loss does not read λ.
         at: where the run starts; λ has a row for each sample that this rank owns.
-        batches: those that the algorithm starts from.
-        index_range: the samples that this rank owns; by default all of them.
+        batches: the batches that the algorithm starts from.
+        index_range: samples that this rank owns; by default all of them.
         wrap_problem: makes the problem that is asked from the one on rows, such as ``fsla.GaussNewtonProblem``.
+
+    Attributes:
+        state: state of the run; its λ and d are the rows that the last step touched.
+
+    Raises:
+        ValueError: if the algorithm or the outer loss reads λ as a whole, or λ has another number of rows.
+        TypeError: if the problem has no `row_index`.
+
+    Example:
+        >>> for _ in range(200):
+        ...     state = run.step(draw())
+        >>> weights = run.weights()["logit"].sigmoid()
+        >>> bool(weights[data == 0].mean() > weights[data == 1].mean())
+        True
     """
 
     def __init__(
@@ -209,8 +223,8 @@ class LazyRowOptimizer(Generic[S]):
     def _touch(self, batches: StepBatches) -> None:
         """Set out which rows the inner batches of a step read, each once, in order."""
         spec = self.algorithm.batches
-        asked = (spec.inner_grad, batches.inner_grad), (spec.hvp, batches.hvp), (spec.mixed_hvp, batches.mixed_hvp)
-        distinct = dict.fromkeys(batch for count, slot in asked if count for batch in slot)
+        slots = (spec.inner_grad, batches.inner_grad), (spec.hvp, batches.hvp), (spec.mixed_hvp, batches.mixed_hvp)
+        distinct = dict.fromkeys(batch for count, slot in slots if count for batch in slot)
         named: Tensor = torch.unique(torch.cat([self._named(batch) for batch in distinct]))
         self._index = self._owned(named)
 
@@ -223,13 +237,13 @@ class LazyRowOptimizer(Generic[S]):
 
     def _owned(self, index: Tensor) -> Tensor:
         """Where samples are among this rank's."""
-        own = index - self.index_range.start
-        if len(own) and not (int(own.min()) >= 0 and int(own.max()) < len(self.index_range)):
+        local = index - self.index_range.start
+        if len(local) and not (int(local.min()) >= 0 and int(local.max()) < len(self.index_range)):
             raise IndexError(
                 f"A rank must read samples of its own: {self.index_range}. Got some from {int(index.min())} to "
                 f"{int(index.max())}. Draw them with fsla.distributed.ShardedSampler, or from its own range."
             )
-        return own
+        return local
 
     def _places(self, data: Any) -> Tensor:
         """Where a batch's rows are among those that the step touches."""

@@ -44,7 +44,17 @@ class _Manifest(NamedTuple):
 
 
 class LoadedShards(NamedTuple):
-    """Result of `load_shards`."""
+    """Result of `load_shards`.
+
+    Args:
+        state: state for `LazyRowOptimizer.load_state_dict`.
+        extra: `extra_state` of `save_shards`; None after `reshard`.
+
+    Example:
+        >>> fsla.contrib.save_shards("run", run, extra_state={"epoch": 3})
+        >>> fsla.contrib.load_shards("run", run.index_range).extra
+        {'epoch': 3}
+    """
 
     state: dict[str, Any]
     """For `LazyRowOptimizer.load_state_dict`."""
@@ -59,39 +69,66 @@ def save_shards(
     *,
     group: dist.ProcessGroup | None = None,
 ) -> None:
-    """Write a run; every rank must call it.
+    """Write a run to a folder, a file for each rank; every rank must call it.
 
     Args:
-        folder: where to.
+        folder: the folder.
         run: the run.
-        extra_state: what else this rank goes on from, such as its samplers' `state_dict`.
+        extra_state: what else this rank resumes from, such as its samplers' `state_dict`.
         group: the processes.
+
+    Raises:
+        CheckpointError: if a file cannot be written.
+
+    Example:
+        >>> import os
+        >>> fsla.contrib.save_shards("run", run)
+        >>> sorted(os.listdir("run"))
+        ['manifest.fsla', 'rank-0-of-1']
     """
     folder = Path(folder)
     index_range = run.index_range
-    together = index_range.world_size > 1
+    several = index_range.world_size > 1
     _save(folder, run.step_count, index_range, {"state": run.state_dict(), "extra": extra_state})
-    if together:
+    if several:
         dist.barrier(group)
     if index_range.rank == 0:
         _publish(folder, run.step_count, index_range)
-    if together:
+    if several:
         dist.barrier(group)
 
 
 def load_shards(folder: str | Path, index_range: IndexRange, device: torch.device | str = "cpu") -> LoadedShards:
-    """Read this rank's part of a run that as many ranks have written."""
+    """Return this rank's part of a run that the same number of ranks wrote.
+
+    Args:
+        folder: the folder of `save_shards`.
+        index_range: samples that this rank owns.
+        device: where the tensors go.
+
+    Returns:
+        The state, and what else was saved with it.
+
+    Raises:
+        CheckpointError: if the run has other samples or another number of ranks, or a file is damaged.
+
+    Example:
+        >>> fsla.contrib.save_shards("run", run)
+        >>> run.load_state_dict(fsla.contrib.load_shards("run", run.index_range).state)
+        >>> run.step_count
+        1
+    """
     folder = Path(folder)
     manifest = _manifest(folder)
     if manifest.num_samples != index_range.num_samples:
         raise CheckpointError(
-            f"The run in {folder} must be of {index_range.num_samples} samples, as this one is. It is of "
-            f"{manifest.num_samples}. Name another folder."
+            f"The run in {folder} has {manifest.num_samples} samples, and this one has {index_range.num_samples}. Name "
+            "another folder."
         )
     if manifest.world_size != index_range.world_size:
         raise CheckpointError(
-            f"The run in {folder} must be of {_ranks(index_range.world_size)}, as this one is. It is of "
-            f"{_ranks(manifest.world_size)}. Start as many processes, or first call "
+            f"The run in {folder} is of {_count_ranks(manifest.world_size)}, and this one of "
+            f"{_count_ranks(index_range.world_size)}. Start as many processes, or first call "
             f"fsla.contrib.reshard({str(folder)!r}, {index_range.world_size}) in one."
         )
     return _load(folder, manifest, index_range, device)
@@ -100,8 +137,23 @@ def load_shards(folder: str | Path, index_range: IndexRange, device: torch.devic
 def reshard(folder: str | Path, world_size: int) -> None:
     """Rewrite a saved run for another number of ranks. Call it in one process.
 
-    ω, v and all else that ranks have in common stay; rows go to their new owners. What a rank saved for itself
+    ω, v and all else that ranks have in common stay, and rows go to their new owners. What a rank saved for itself
     (`extra_state`) is left out: samplers begin anew.
+
+    Args:
+        folder: the folder of `save_shards`.
+        world_size: the new number of ranks.
+
+    Raises:
+        ValueError: if there are fewer samples than ranks.
+        CheckpointError: if the folder holds no run.
+
+    Example:
+        >>> import os
+        >>> fsla.contrib.save_shards("run", run)
+        >>> fsla.contrib.reshard("run", 2)
+        >>> sorted(os.listdir("run"))
+        ['manifest.fsla', 'rank-0-of-2', 'rank-1-of-2']
     """
     whole_number(world_size, "world_size", "reshard")
     folder = Path(folder)
@@ -118,16 +170,16 @@ def reshard(folder: str | Path, world_size: int) -> None:
     state = common["state"]
     decay = common["rows"]["decay"]
     del common  # and with it a rank's rows
-    for own in new.full():
-        parts = [_cut(folder, manifest, other, own) for other in old.full() if _overlap(other, own)]
+    for target in new.full():
+        parts = [_cut(folder, manifest, other, target) for other in old.full() if _overlap(other, target)]
         rows = {
             "lam": _joined([part["lam"] for part in parts]),
             "d": _joined([part["d"] for part in parts]),
             "last": torch.cat([part["last"] for part in parts]),
             "decay": decay,
         }
-        run = {"index_range": own, "state": state, "rows": rows}
-        _save(folder, manifest.step_count, own, {"state": run, "extra": None})
+        run = {"index_range": target, "state": state, "rows": rows}
+        _save(folder, manifest.step_count, target, {"state": run, "extra": None})
     _publish(folder, manifest.step_count, new)
 
 
@@ -163,7 +215,7 @@ def _save(folder: Path, step_count: int, owner: IndexRange, content: object) -> 
     save_nest(path, _KIND_OF_RANK, content)
 
 
-def _ranks(count: int) -> str:
+def _count_ranks(count: int) -> str:
     return "1 rank" if count == 1 else f"{count} ranks"
 
 
@@ -184,22 +236,22 @@ def _publish(folder: Path, step_count: int, owner: IndexRange) -> None:
 
 def _manifest(folder: Path) -> _Manifest:
     try:
-        found: Any = container.read(folder / MANIFEST, _KIND).json
-        if not _MANIFEST(found) or not len(found["digests"]) == found["world_size"] <= found["num_samples"]:
+        content: Any = container.read(folder / MANIFEST, _KIND).json
+        if not _MANIFEST(content) or not len(content["digests"]) == content["world_size"] <= content["num_samples"]:
             raise container.unreadable(folder / MANIFEST, "it is malformed")
     except ValueError as error:
-        raise CheckpointError(f"{folder} must hold a run that fsla.contrib.save_shards wrote. {error}") from None
-    return _Manifest(*(found[name] for name in _Manifest._fields))
+        raise CheckpointError(f"{folder} holds no run of fsla.contrib.save_shards. {error}") from None
+    return _Manifest(*(content[name] for name in _Manifest._fields))
 
 
 def _load(folder: Path, manifest: _Manifest, owner: IndexRange, device: torch.device | str) -> LoadedShards:
     path = _path(folder, manifest.step_count, owner)
-    found, content = load_nest(path, _KIND_OF_RANK, device)
-    if content.digest != manifest.digests[owner.rank]:
+    saved, file = load_nest(path, _KIND_OF_RANK, device)
+    if file.digest != manifest.digests[owner.rank]:
         raise CheckpointError(f"Cannot use {path}: it is not the file that {MANIFEST} names. Begin anew.")
-    state = found.get("state") if isinstance(found, dict) else None
-    if not isinstance(found, dict) or not isinstance(state, dict) or state.get("index_range") != owner:
+    state = saved.get("state") if isinstance(saved, dict) else None
+    if not isinstance(saved, dict) or not isinstance(state, dict) or state.get("index_range") != owner:
         raise CheckpointError(
-            f"{path} must hold rank {owner.rank} of {_ranks(owner.world_size)}. It holds something else. Begin anew."
+            f"{path} does not hold rank {owner.rank} of {_count_ranks(owner.world_size)}. Begin anew."
         )
-    return LoadedShards(state, found.get("extra"))
+    return LoadedShards(state, saved.get("extra"))

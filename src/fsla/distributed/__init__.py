@@ -2,7 +2,13 @@
 
     torchrun --nproc-per-node 4 train.py
 
-`get_group` reads from the environment who is who; where nothing was started there is rank 0 of 1.
+`get_group` reads the environment. In a process that nothing started, there is one rank, as in these examples:
+
+    >>> import torch
+    >>> import fsla
+    >>> group = fsla.distributed.get_group()
+    >>> group.rank, group.world_size
+    (0, 1)
 """
 
 from fsla.distributed._group import DistributedError, ProcessGroup, parts

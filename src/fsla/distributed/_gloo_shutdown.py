@@ -12,8 +12,8 @@ import threading
 from pathlib import Path
 from typing import NamedTuple
 
-LOOK_EVERY_S = 0.02
-LOOKS = 250
+CHECK_EVERY_S = 0.02
+CHECKS = 250
 WORKER = "pt_gloo_runloop"
 TASKS = Path("/proc/self/task")
 
@@ -31,22 +31,22 @@ def wait_for_gloo_threads() -> None:
     """Wait, without Python's lock, until gloo's threads are seen at rest twice; they need it for moments only."""
     pause = threading.Event()
     before: dict[str, Task] = {}
-    for _ in range(LOOKS):
+    for _ in range(CHECKS):
         now = workers()
         if all(task.state == "S" and before.get(number) == task for number, task in now.items()):
             return
         before = now
-        pause.wait(LOOK_EVERY_S)
+        pause.wait(CHECK_EVERY_S)
 
 
 def workers(tasks: Path = TASKS) -> dict[str, Task]:
-    """Return gloo's threads by their numbers, as far as the system tells."""
-    found = {}
+    """Return gloo's threads by their numbers; {} if the system does not list them."""
+    threads = {}
     for path in tasks.glob("*"):
         try:
-            told = dict(line.split(":\t", 1) for line in (path / "status").read_text().splitlines() if ":\t" in line)
+            status = dict(line.split(":\t", 1) for line in (path / "status").read_text().splitlines() if ":\t" in line)
         except OSError:  # it has ended
             continue
-        if told["Name"] == WORKER:
-            found[path.name] = Task(told["State"][:1], told["voluntary_ctxt_switches"])
-    return found
+        if status["Name"] == WORKER:
+            threads[path.name] = Task(status["State"][:1], status["voluntary_ctxt_switches"])
+    return threads

@@ -16,17 +16,46 @@ import torch.distributed as dist
 from torch import Tensor
 
 T = TypeVar("T")
-LOOK_EVERY_S = 0.05
+POLL_EVERY_S = 0.05
 _MEETINGS = count(1)
 """Each has a place of its own in the store, also where a process joins the ranks anew."""
 
 
 class DistributedError(RuntimeError):
-    """Ranks that cannot find each other, do not agree, or wait for one that does not come."""
+    """Error of ranks that cannot find each other, do not agree, or wait for one that makes no progress.
+
+    Example:
+        >>> try:
+        ...     group.abort("Ranks differ in their data.")
+        ... except fsla.distributed.DistributedError as error:
+        ...     print(error)
+        Ranks differ in their data.
+    """
 
 
 class ProcessGroup:
-    """The processes that work on one run, seen from one of them."""
+    """The processes of one run, as one of them sees them.
+
+    Messages are tensors, or JSON values. With one process every method returns its argument, or what the action
+    returns.
+
+    Args:
+        rank: number of this process.
+        world_size: number of processes.
+
+    Attributes:
+        messages: messages that were sent.
+        bytes: their bytes.
+        store: the store where the ranks meet; None if it is unknown.
+
+    Example:
+        >>> group.all_reduce_sum(torch.ones(2))
+        tensor([1., 1.])
+        >>> group.gather({"loss": 0.5})
+        [{'loss': 0.5}]
+        >>> group.run_on_first(lambda: "written")
+        'written'
+    """
 
     def __init__(self, rank: int = 0, world_size: int = 1) -> None:
         self.rank = rank
@@ -39,7 +68,7 @@ class ProcessGroup:
 
     @property
     def is_first(self) -> bool:
-        """Whether this is the rank that writes and speaks."""
+        """Whether this is rank 0, which writes files and prints messages."""
         return self.rank == 0
 
     def all_reduce_sum(self, x: Tensor) -> Tensor:
@@ -50,7 +79,7 @@ class ProcessGroup:
         return x
 
     def copy_from(self, source: int, tensors: Sequence[Tensor]) -> None:
-        """Set tensors of any dtype to those of a rank, in place; one message for each device."""
+        """Set tensors of any dtype to those of rank `source`, in place, by one message for each device."""
         places: dict[torch.device, list[Tensor]] = {}
         for t in tensors if self.world_size > 1 else ():
             places.setdefault(t.device, []).append(t.detach())
@@ -66,12 +95,12 @@ class ProcessGroup:
         """Return a JSON value of each rank, in the order of ranks."""
         if self.world_size == 1:
             return [value]
-        own = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8).to(_device())
-        sizes = [torch.zeros(1, dtype=torch.int64, device=own.device) for _ in range(self.world_size)]
+        sent = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8).to(_device())
+        sizes = [torch.zeros(1, dtype=torch.int64, device=sent.device) for _ in range(self.world_size)]
         self.count(sizes[0])
-        dist.all_gather(sizes, torch.tensor([len(own)], device=own.device))
+        dist.all_gather(sizes, torch.tensor([len(sent)], device=sent.device))
         longest = max(int(size) for size in sizes)
-        padded = torch.cat([own, own.new_zeros(longest - len(own))])
+        padded = torch.cat([sent, sent.new_zeros(longest - len(sent))])
         padded_texts = [torch.empty_like(padded) for _ in range(self.world_size)]
         self.count(padded)
         dist.all_gather(padded_texts, padded)
@@ -89,21 +118,21 @@ class ProcessGroup:
         self.copy_from(0, [size])
         sent = torch.frombuffer(bytearray(text or bytes(int(size))), dtype=torch.uint8).to(_device())
         self.copy_from(0, [sent])
-        found: T = json.loads(sent.cpu().numpy().tobytes())
-        return found
+        received: T = json.loads(sent.cpu().numpy().tobytes())
+        return received
 
     def all_reduce_max(self, numbers: Sequence[int]) -> list[int]:
         """Return the largest that any rank has, of each number."""
-        found = [int(number) for number in numbers]
+        local = [int(number) for number in numbers]
         if self.world_size == 1:
-            return found
-        told = torch.tensor(found, device=_device())
-        self.count(told)
-        dist.all_reduce(told, dist.ReduceOp.MAX)
-        return [int(number) for number in told.tolist()]
+            return local
+        largest = torch.tensor(local, device=_device())
+        self.count(largest)
+        dist.all_reduce(largest, dist.ReduceOp.MAX)
+        return [int(number) for number in largest.tolist()]
 
     def run_on_first(self, action: Callable[[], T], *, shown: tuple[type[Exception], ...] = (Exception,)) -> T:
-        """Return what the action returns on rank 0, a JSON value; where it raises there, the other ranks end too."""
+        """Return what `action` returns on rank 0, a JSON value; if it raises there, end the other ranks too."""
         if self.world_size == 1:
             return action()
         value: Any = None
@@ -114,11 +143,14 @@ class ProcessGroup:
             except shown as error:
                 failed = error
         self.raise_if_any_failed(failed)
-        found: T = self.broadcast(value)
-        return found
+        result: T = self.broadcast(value)
+        return result
 
     def raise_if_any_failed(self, failed: Exception | None) -> None:
-        """Raise where any rank failed: each its own error, and SystemExit on the others; rank 0 names who failed."""
+        """Raise if any rank failed: its own error on each rank that failed, SystemExit on the others.
+
+        Rank 0 names the rank that failed.
+        """
         if self.world_size == 1:
             if failed is not None:
                 raise failed
@@ -133,27 +165,27 @@ class ProcessGroup:
                 raise SystemExit(1)
 
     def check_equal(self, known: Mapping[str, Any], what: str) -> None:
-        """Raise unless all ranks have the same value of everything that is named; rank 0 says what differs."""
-        said = self.gather({name: json.dumps(value, sort_keys=True) for name, value in known.items()})
-        names = list(dict.fromkeys(name for own in said for name in own))
-        differ = [name for name in names if len({own.get(name) for own in said}) > 1]
+        """Raise unless all ranks have the same value under each name; rank 0 names what differs."""
+        texts = self.gather({name: json.dumps(value, sort_keys=True) for name, value in known.items()})
+        names = list(dict.fromkeys(name for text in texts for name in text))
+        differ = [name for name in names if len({text.get(name) for text in texts}) > 1]
         if not differ:
             return
-        shown = "; ".join(f"{name}: {_by_value([own.get(name) for own in said])}" for name in differ[:4])
+        shown = "; ".join(f"{name}: {_by_value([text.get(name) for text in texts])}" for name in differ[:4])
         more = f"; and {len(differ) - 4} more" if len(differ) > 4 else ""
         self.abort(
-            f"All ranks must have the same {what}. These differ: {shown}{more}. Start the same program, with the same "
+            f"Ranks differ in their {what}: {shown}{more}. Start the same program, with the same "
             "settings and data, on every machine."
         )
 
     def abort(self, text: str) -> NoReturn:
-        """End all ranks, each of which must call this; rank 0 says why."""
+        """End all ranks, each of which must call this; rank 0 raises an error with the text."""
         if self.is_first:
             raise DistributedError(text)
         raise SystemExit(1)
 
     def wait(self) -> None:
-        """Return when all ranks are here, however long that takes."""
+        """Wait until all ranks are here, however long that takes."""
         if self.world_size == 1:
             return
         if self.store is None:
@@ -163,10 +195,10 @@ class ProcessGroup:
         self.store.add(place, 1)
         pause = threading.Event()
         while self.store.add(place, 0) < self.world_size:
-            pause.wait(LOOK_EVERY_S)
+            pause.wait(POLL_EVERY_S)
 
     def local_slice(self, count: int) -> slice:
-        """Return which of so many things are this rank's."""
+        """Return this rank's slice of `count` things."""
         return parts(count, self.world_size)[self.rank]
 
     def count(self, x: Tensor) -> None:
@@ -176,7 +208,19 @@ class ProcessGroup:
 
 
 def parts(count: int, world_size: int) -> list[slice]:
-    """Return the slices of so many things that the ranks have, shared out evenly."""
+    """Return the slice of each rank, of `count` things that are shared out evenly.
+
+    Args:
+        count: number of things.
+        world_size: number of ranks.
+
+    Returns:
+        One slice for each rank, in the order of ranks.
+
+    Example:
+        >>> fsla.distributed.parts(5, 2)
+        [slice(0, 2, None), slice(2, 5, None)]
+    """
     return [slice(count * rank // world_size, count * (rank + 1) // world_size) for rank in range(world_size)]
 
 
@@ -189,8 +233,8 @@ def _device() -> torch.device:
 
 def _by_value(values: Sequence[str | None]) -> str:
     """Who has what, the ranks that agree together."""
-    ranks: dict[str, list[str]] = {}
+    ranks_of: dict[str, list[str]] = {}
     for rank, value in enumerate(values):
         short = "nothing" if value is None else value if len(value) <= 60 else f"{value[:57]}..."
-        ranks.setdefault(short, []).append(str(rank))
-    return ", ".join(f"{value} on rank {' '.join(those)}" for value, those in ranks.items())
+        ranks_of.setdefault(short, []).append(str(rank))
+    return ", ".join(f"{value} on rank {' '.join(those)}" for value, those in ranks_of.items())

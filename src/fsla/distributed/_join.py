@@ -31,7 +31,13 @@ _by_itself: ContextVar[bool] = ContextVar("by_itself", default=False)
 
 @contextmanager
 def single_process() -> Iterator[None]:
-    """Let a rank work by itself: inside, `get_group` returns this process alone."""
+    """Let a rank work alone: inside, `get_group` returns this process only.
+
+    Example:
+        >>> with fsla.distributed.single_process():
+        ...     fsla.distributed.get_group().world_size
+        1
+    """
     token = _by_itself.set(True)
     try:
         yield
@@ -42,7 +48,15 @@ def single_process() -> Iterator[None]:
 def get_group() -> ProcessGroup:
     """Return the processes of this run.
 
-    Those of torch.distributed where it is set up, else those that torchrun started, else this process alone.
+    These are the ones of torch.distributed if it is set up, else the ones that torchrun started, else this process
+    alone.
+
+    Raises:
+        DistributedError: if the ranks cannot meet, or run different code.
+
+    Example:
+        >>> fsla.distributed.get_group().is_first
+        True
     """
     global _joined
     if _by_itself.get():
@@ -59,7 +73,16 @@ def get_group() -> ProcessGroup:
 
 
 def get_device() -> torch.device:
-    """Return where this rank computes: its own GPU where it has one, else the CPU."""
+    """Return the device of this rank: its own GPU if there is one, else the CPU.
+
+    Raises:
+        DistributedError: if the machine has fewer GPUs than processes.
+
+    Example:
+        >>> device = fsla.distributed.get_device()
+        >>> device.type in ("cpu", "cuda")
+        True
+    """
     if not torch.cuda.is_available():
         return torch.device("cpu")
     local = int(os.environ.get("LOCAL_RANK", "0"))
@@ -74,14 +97,33 @@ def get_device() -> torch.device:
 
 
 def raise_on_first(error: Exception) -> NoReturn:
-    """Raise the error on the rank that reports it, and end the others."""
+    """Raise an error on the rank that reports it, and end the other ranks.
+
+    Args:
+        error: the error.
+
+    Example:
+        >>> try:
+        ...     fsla.distributed.raise_on_first(ValueError("bad batch"))
+        ... except ValueError as error:
+        ...     print(error)
+        bad batch
+    """
     if should_report(str(error)):
         raise error
     raise SystemExit(1)
 
 
 def should_report(text: str) -> bool:
-    """Return whether this rank reports an error: rank 0 does, and another one does where rank 0 does not."""
+    """Return whether this rank reports an error: rank 0 does, and another rank if rank 0 does not.
+
+    Args:
+        text: text of the error.
+
+    Example:
+        >>> fsla.distributed.should_report("bad batch")
+        True
+    """
     rank, world = os.environ.get("RANK", ""), os.environ.get("WORLD_SIZE", "1")
     if world in ("", "1") or not rank.isdigit():
         return True
@@ -89,11 +131,11 @@ def should_report(text: str) -> bool:
         store = watch.store(
             os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), hosted=False, timeout=timedelta(seconds=REPORT_S)
         )
-        said = f"said/{hashlib.blake2b(text.encode(), digest_size=16).hexdigest()}"
+        key = f"said/{hashlib.blake2b(text.encode(), digest_size=16).hexdigest()}"
         if rank == "0":
-            store.set(said, text)
+            store.set(key, text)
             return True
-        store.wait([said], timedelta(seconds=REPORT_S))
+        store.wait([key], timedelta(seconds=REPORT_S))
     except (KeyError, ValueError, RuntimeError):  # torch's errors of the network are the last of these
         return True
     return False
@@ -124,8 +166,8 @@ def _connect() -> None:
             f"RANK, from 0, must be below WORLD_SIZE. Got RANK={rank}, WORLD_SIZE={world}, LOCAL_RANK={local}. Start "
             "the program with torchrun, which sets them."
         )
-    own = get_device()
-    backend = "cpu:gloo,cuda:nccl" if own.type == "cuda" else "gloo"
+    device = get_device()
+    backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
     address, port = os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]
     timeout = timedelta(seconds=timeout_s())
     try:
@@ -139,7 +181,7 @@ def _connect() -> None:
         )
     except (dist.DistError, RuntimeError, ValueError) as error:
         raise DistributedError(
-            f"Rank {rank} of {world} must meet the others at {address}:{port}, and cannot within "
+            f"Rank {rank} of {world} cannot meet the others at {address}:{port} within "
             f"{timeout.total_seconds():g} seconds ({str(error).splitlines()[0]}). Check that all of them were started, "
             "and that this machine reaches that address."
         ) from None
@@ -151,26 +193,26 @@ def _leave() -> None:
         dist.destroy_process_group()
 
 
-def _watched(ranks: ProcessGroup) -> ProcessGroup:
-    if ranks.world_size > 1:
+def _watched(group: ProcessGroup) -> ProcessGroup:
+    if group.world_size > 1:
         atexit.register(wait_for_gloo_threads)
-        store = watch.start(ranks.rank, ranks.world_size, timeout_s(), lambda: ranks.messages)
-        (missing,) = ranks.all_reduce_max([store is None])
-        ranks.store = None if missing else store
-        ranks.check_equal(_code(), "code")
-    return ranks
+        store = watch.start(group.rank, group.world_size, timeout_s(), lambda: group.messages)
+        (missing,) = group.all_reduce_max([store is None])
+        group.store = None if missing else store
+        group.check_equal(_code(), "code")
+    return group
 
 
 def _code() -> dict[str, str]:
     """What runs here, in short: this package, torch, and the program that was started."""
     package = Path(__file__).parents[1]
-    own = hashlib.blake2b(digest_size=8)
+    digest = hashlib.blake2b(digest_size=8)
     for path in sorted(package.rglob("*.py")):
-        own.update(path.read_bytes())
+        digest.update(path.read_bytes())
     program = Path(sys.argv[0])
     started = program.read_bytes() if program.is_file() else b""
     return {
-        "fsla": own.hexdigest(),
+        "fsla": digest.hexdigest(),
         "torch": torch.__version__,
         "program": f"{program.name} {hashlib.blake2b(started, digest_size=8).hexdigest()}",
     }

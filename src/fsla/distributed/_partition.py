@@ -15,23 +15,33 @@ from fsla.distributed._group import parts
 
 
 class BatchShard(NamedTuple):
-    """A process's own samples of a batch that is spread over several: rank r brings b_r of its `total` = Σ_r b_r."""
+    """A process's own samples of a batch that several processes hold.
+
+    Args:
+        batch: the samples of this process.
+        total: number of samples of all processes.
+
+    Example:
+        >>> shard = fsla.distributed.BatchShard(torch.arange(3), total=6)
+        >>> len(shard.batch) / shard.total
+        0.5
+    """
 
     batch: Any
     total: int
 
 
 def rows_of_rank(count: int, rank: int, world_size: int) -> slice:
-    """Return the rows of a rank."""
+    """Return the slice of rows that a rank has."""
     return parts(count, world_size)[rank]
 
 
 def count_samples(batch: Any) -> int:
     """Return how many samples a batch has; raise a TypeError unless it can be cut."""
-    held = tensors_in(batch)
-    lengths = {len(t) if t.ndim else None for t in held}
+    tensors = tensors_in(batch)
+    lengths = {len(t) if t.ndim else None for t in tensors}
     if len(lengths) != 1 or None in lengths or 0 in lengths:
-        shapes = ", ".join(str(tuple(t.shape)) for t in held[:6]) or "no tensors"
+        shapes = ", ".join(str(tuple(t.shape)) for t in tensors[:6]) or "no tensors"
         raise TypeError(
             "A batch that ranks share must be tensors, or lists, tuples and mappings of them, with a row for each "
             f"sample. Got {type(batch).__name__} with {shapes}. Let each rank bring its own samples instead, with "

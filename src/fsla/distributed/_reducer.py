@@ -23,7 +23,7 @@ from fsla.distributed._join import SINGLE_PROCESS, get_group, raise_on_first
 from fsla.distributed._partition import BatchShard, count_samples, digest, first_length, rows_of_rank, take_rows
 
 _PRIME = 1_000_003
-Found = Mapping[str, Tensor | None]
+Derivatives = Mapping[str, Tensor | None]
 """Derivatives by name; None for a tensor that the loss does not reach."""
 
 
@@ -51,14 +51,24 @@ class Part(NamedTuple):
 
 
 class Reducer:
-    """One process: the whole batch, and nothing to reduce."""
+    """How processes share a pass. This base class is one process: it passes the whole batch and reduces nothing.
+
+    Attributes:
+        reduces: whether a pass sees a part of the batch, and `mean` makes its derivatives those of the whole.
+        partial: whether a pass sees samples of this process alone. A loss then need not reach all that the batch
+            reaches.
+
+    Example:
+        >>> fsla.distributed.Reducer().local_part(torch.arange(4), seed=None).data
+        tensor([0, 1, 2, 3])
+    """
 
     reduces = False
     """Whether a pass sees a part of the batch, and `mean` makes its derivatives those of the whole."""
     partial = False
     """Whether a pass sees samples of this process alone, so that a loss need not reach all that the batch reaches."""
 
-    def share(self, data: Any, seed: int | None, number: int = 0) -> Part:
+    def local_part(self, data: Any, seed: int | None, number: int = 0) -> Part:
         """Return this process's part of a batch, which is micro-batch `number` of several."""
         return Part(self.whole(data), seed, 1.0, number)
 
@@ -73,13 +83,13 @@ class Reducer:
         self,
         data: Sequence[Any],
         values: list[Tensor],
-        by_omega: list[Found],
-        by_lam: Found,
+        by_omega: list[Derivatives],
+        by_lam: Derivatives,
         leaves: GraphLeaves,
         *,
         lam_rows: bool,
         by_backward: bool,
-    ) -> tuple[list[Tensor], list[Found], Found]:
+    ) -> tuple[list[Tensor], list[Derivatives], Derivatives]:
         """Return values and derivatives on the whole batch, from those on this process's parts.
 
         Args:
@@ -89,7 +99,7 @@ class Reducer:
             by_lam: derivatives of the form of λ; {} where there are none.
             leaves: what they are derivatives by.
             lam_rows: whether `by_lam` has a row for each sample of the part.
-            by_backward: whether `backward` made them, and with it a model's own hooks.
+            by_backward: whether `backward` computed them, with the hooks of the model.
         """
         return values, by_omega, by_lam
 
@@ -110,7 +120,9 @@ class Reducer:
 
 
 class DataParallelReducer(Reducer):
-    """Several processes share each batch. Who takes the mean of derivatives:
+    """Several processes share each batch.
+
+    Each process passes its part, and this class takes the mean of the derivatives:
 
         a function, a plain module              one message here, for ω, λ and the value together
         DistributedDataParallel, fully_shard    their own hooks for ω, while `backward` runs; here one for the rest
@@ -118,10 +130,15 @@ class DataParallelReducer(Reducer):
     Every process must ask for the same derivatives in the same order.
 
     Args:
-        model: the module whose parameters are ω, where there is one.
-        split_batches: True where every process is given the same batch, and takes its part; False where each is given
-            samples of its own, as many on each.
+        model: module whose parameters are ω; None if the losses are functions.
+        split_batches: True if every process receives the same batch, and takes its part. False if each receives
+            different samples, the same number on each.
         group: the processes; by default all that torchrun started, or this one alone.
+
+    Example:
+        >>> reducer = fsla.distributed.DataParallelReducer(torch.nn.Linear(2, 1))
+        >>> reducer.reduces
+        False
     """
 
     def __init__(
@@ -132,12 +149,12 @@ class DataParallelReducer(Reducer):
         self.split_batches = split_batches
         self.sharded = model is not None and any(is_sharded(p) for p in model.parameters())
         """Whether ω is in shards, as fully_shard has it."""
-        alone = not (dist.is_available() and dist.is_initialized()) or (group is None and self.ranks is SINGLE_PROCESS)
-        self._group = None if alone else (dist.group.WORLD if group is None else group).group_name  # type: ignore[union-attr]
+        single = not (dist.is_available() and dist.is_initialized()) or (group is None and self.ranks is SINGLE_PROCESS)
+        self._group = None if single else (dist.group.WORLD if group is None else group).group_name  # type: ignore[union-attr]
         self._wrapped = isinstance(model, DistributedDataParallel)
-        self._rank = 0 if alone else dist.get_rank(group)
-        self._world_size = 1 if alone else dist.get_world_size(group)
-        self._splits = not alone and (model is None or self._world_size > 1)
+        self._rank = 0 if single else dist.get_rank(group)
+        self._world_size = 1 if single else dist.get_world_size(group)
+        self._splits = not single and (model is None or self._world_size > 1)
         """Whether there are others; a function's batches are also shared out in a group of one."""
         self.several = self._world_size > 1 or self.sharded or self._wrapped
         """Whether several processes train, or hooks of a wrapper that serves several run."""
@@ -156,7 +173,7 @@ class DataParallelReducer(Reducer):
     def partial(self) -> bool:  # type: ignore[override]
         return self._splits and (self._by_itself or self.model is None)
 
-    def share(self, data: Any, seed: int | None, number: int = 0) -> Part:
+    def local_part(self, data: Any, seed: int | None, number: int = 0) -> Part:
         seed = None if seed is None else (seed + _PRIME * self._rank) % 2**63
         if isinstance(data, BatchShard):
             count = first_length(data.batch)
@@ -183,33 +200,33 @@ class DataParallelReducer(Reducer):
         self,
         data: Sequence[Any],
         values: list[Tensor],
-        by_omega: list[Found],
-        by_lam: Found,
+        by_omega: list[Derivatives],
+        by_lam: Derivatives,
         leaves: GraphLeaves,
         *,
         lam_rows: bool,
         by_backward: bool,
-    ) -> tuple[list[Tensor], list[Found], Found]:
+    ) -> tuple[list[Tensor], list[Derivatives], Derivatives]:
         if not self.reduces:
             return values, by_omega, by_lam
         hooked = by_backward and (self.sharded or self._wrapped)
         stays = lam_rows and isinstance(data[0], BatchShard)
         sent_omega = [] if hooked else by_omega
         sent_lam = {} if stays else by_lam
-        found = [g for tree in [*sent_omega, sent_lam] for g in tree.values()]
+        derivatives = [g for tree in [*sent_omega, sent_lam] for g in tree.values()]
         like = [leaves.omega[name] for tree in sent_omega for name in tree] + [leaves.lam[name] for name in sent_lam]
-        sent = [torch.zeros_like(t) if g is None else g.detach() for g, t in zip(found, like, strict=True)]
+        sent = [torch.zeros_like(t) if g is None else g.detach() for g, t in zip(derivatives, like, strict=True)]
         if lam_rows and not stays:
             start = len(sent) - len(sent_lam)
             sent[start:] = [self._among_rows(t, data[0]) for t in sent[start:]]
-        reached = [g is not None for g in found]
-        values, means = self._mean(values, sent, reached, data, next(iter(leaves.omega.values())))
+        exists = [g is not None for g in derivatives]
+        values, means = self._mean(values, sent, exists, data, next(iter(leaves.omega.values())))
         received = iter(means)
         by_omega = by_omega if hooked else [{name: next(received) for name in tree} for tree in by_omega]
         return values, by_omega, by_lam if stays else {name: next(received) for name in by_lam}
 
     def _mean(
-        self, values: list[Tensor], sent: list[Tensor], reached: list[bool], data: Sequence[Any], like: Tensor
+        self, values: list[Tensor], sent: list[Tensor], exists: list[bool], data: Sequence[Any], like: Tensor
     ) -> tuple[list[Tensor], list[Tensor | None]]:
         """Means over the ranks; with a module, None for what no rank reached, for which the host may wait."""
         exact = torch.promote_types(like.dtype, torch.float32)  # The same on all ranks; sizes are whole numbers.
@@ -219,15 +236,15 @@ class DataParallelReducer(Reducer):
             return sums[len(sent) :], list(sums[: len(sent)])
         sizes = [0.0] * self._world_size
         sizes[self._rank] = 0.0 if self.split_batches else float(sum(first_length(part) for part in data))
-        notes = torch.tensor([*map(float, reached), *sizes], dtype=exact, device=like.device)
+        notes = torch.tensor([*map(float, exists), *sizes], dtype=exact, device=like.device)
         *sums, notes = self._sum([*sent, *values, notes])
         if not self.split_batches:
             self._check_sizes(notes[len(sent) :])
-        if not all(reached):  # Else this rank need not wait for the device.
-            reached = [count > 0 for count in notes[: len(sent)].tolist()]
+        if not all(exists):  # Else this rank need not wait for the device.
+            exists = [count > 0 for count in notes[: len(sent)].tolist()]
         means = [t / self._scale for t in sums]
-        found = [t if any_reached else None for t, any_reached in zip(means, reached, strict=False)]
-        return means[len(sent) :], found
+        derivatives = [t if any_reached else None for t, any_reached in zip(means, exists, strict=False)]
+        return means[len(sent) :], derivatives
 
     def _among_rows(self, t: Tensor, data: Any) -> Tensor:
         """The rows of this rank's samples between zeros for those of the others."""
@@ -261,11 +278,11 @@ class DataParallelReducer(Reducer):
         return sums
 
     def _check_sizes(self, sizes: Tensor) -> None:
-        found = [int(size) for size in sizes.tolist()]
-        if len(set(found)) > 1:
+        counts = [int(size) for size in sizes.tolist()]
+        if len(set(counts)) > 1:
             self.ranks.abort(
                 "With split_batches=False all ranks must bring as many samples. "
-                f"Got {', '.join(map(str, found))} by rank. Give the loaders drop_last=True, or the same whole batch "
+                f"Got {', '.join(map(str, counts))} by rank. Give the loaders drop_last=True, or the same whole batch "
                 "to every rank with split_batches=True."
             )
 
@@ -274,21 +291,21 @@ class DataParallelReducer(Reducer):
         if not self._splits:
             return probe()
         failed: Exception | None = None
-        found = 0
+        result = 0
         self._by_itself = True
         try:
-            found = probe()
+            result = probe()
         except Exception as error:
             failed = error
         finally:
             self._by_itself = False
         self.ranks.raise_if_any_failed(failed)
-        return self.ranks.all_reduce_max([found])[0]
+        return self.ranks.all_reduce_max([result])[0]
 
     def backward_context(self, model: Any, *, omega: bool, last: bool) -> AbstractContextManager[None]:
         if self._wrapped and not (self.reduces and omega and last):
-            quiet: AbstractContextManager[None] = model.no_sync()
-            return quiet
+            no_sync: AbstractContextManager[None] = model.no_sync()
+            return no_sync
         return nullcontext()
 
     def bare(self, model: Any) -> Any:

@@ -26,8 +26,14 @@ class IndexRange:
     """The samples that a rank owns: `start` … `stop` - 1.
 
     Args:
-        num_samples: the samples of all ranks together.
-        rank, world_size: which rank owns them, of how many.
+        num_samples: samples of all ranks together.
+        rank: the rank that owns them.
+        world_size: number of ranks.
+
+    Example:
+        >>> index_range = fsla.distributed.IndexRange(10, rank=1, world_size=3)
+        >>> index_range.start, index_range.stop, len(index_range)
+        (3, 6, 3)
     """
 
     num_samples: int
@@ -36,7 +42,7 @@ class IndexRange:
 
     @classmethod
     def for_this_rank(cls, num_samples: int, group: dist.ProcessGroup | None = None) -> IndexRange:
-        """Return the samples of this process; all samples where there is no process group."""
+        """Return the samples of this process; all samples if there is no process group."""
         whole_number(num_samples, "num_samples", "IndexRange")
         if not (dist.is_available() and dist.is_initialized()):
             return cls(num_samples)
@@ -44,11 +50,13 @@ class IndexRange:
 
     @property
     def start(self) -> int:
+        """Index of the first sample."""
         start: int = self._rows.start
         return start
 
     @property
     def stop(self) -> int:
+        """Index after the last sample."""
         stop: int = self._rows.stop
         return stop
 
@@ -60,7 +68,7 @@ class IndexRange:
         return rows_of_rank(self.num_samples, self.rank, self.world_size)
 
     def full(self) -> list[IndexRange]:
-        """Return the samples of every rank, in the order of ranks."""
+        """Return the range of every rank, in the order of ranks."""
         return [replace(self, rank=rank) for rank in range(self.world_size)]
 
     def __str__(self) -> str:
@@ -68,16 +76,27 @@ class IndexRange:
 
 
 class ShardedSampler:
-    """Draws a rank's own samples, with replacement: a source of batches for `fsla.StepBatches.draw`.
+    """Sampler of a rank's own samples, with replacement: a source of batches for `fsla.StepBatches.draw`.
 
-    A batch is ``BatchShard(collate_fn(index), batch_size)``. `global_batches` draws those of all ranks in one process.
+    A batch is ``BatchShard(collate_fn(index), batch_size)``. `global_batches` draws the batches of all ranks in one
+    process.
 
     Args:
-        index_range: the samples that this rank owns.
-        batch_size: how many samples the batch has on all ranks together. Each rank draws batch_size / world_size of
-            them; where that is no whole number, ranks take turns in drawing one more.
-        seed: the same on every rank; each draws differently.
+        index_range: samples that this rank owns.
+        batch_size: samples of a batch on all ranks together. Each rank draws batch_size / world_size of them. If that
+            is no whole number, ranks take turns in drawing one more.
+        seed: the same on every rank; each rank draws differently.
         collate_fn: makes the batch from the samples' indices; by default the indices are the batch.
+
+    Raises:
+        ValueError: if the rank owns no sample.
+
+    Example:
+        >>> index_range = fsla.distributed.IndexRange(10, rank=1, world_size=2)
+        >>> sampler = fsla.distributed.ShardedSampler(index_range, batch_size=4, seed=0)
+        >>> batch = sampler()
+        >>> batch.total, len(batch.batch), int(batch.batch.min()) >= index_range.start
+        (4, 2, True)
     """
 
     def __init__(
@@ -135,9 +154,11 @@ class ShardedSampler:
         return draw
 
     def state_dict(self) -> dict[str, Any]:
+        """Return the state of the sampler."""
         return {"drawn": self.drawn, "generator": self.generator.get_state()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Set what `state_dict` returned."""
         self.drawn = state["drawn"]
         self.generator.set_state(state["generator"])
 

@@ -43,14 +43,14 @@ def start(rank: int, world: int, seconds: float, messages: Callable[[], int]) ->
     if not address or not port:
         return None
     try:
-        found = store(address, int(port), hosted=False, timeout=timedelta(seconds=min(seconds, 30.0)))
+        shared_store = store(address, int(port), hosted=False, timeout=timedelta(seconds=min(seconds, 30.0)))
     except (dist.DistError, RuntimeError, ValueError):
         return None
-    watch = _Watch(rank, world, seconds, messages, PrefixStore("watch", found))
+    watch = _Watch(rank, world, seconds, messages, PrefixStore("watch", shared_store))
     thread = threading.Thread(target=watch.run, name="fsla rank watch", daemon=True)
     thread.start()
     atexit.register(_end, watch, thread)
-    return found
+    return shared_store
 
 
 def _end(watch: _Watch, thread: threading.Thread) -> None:
@@ -67,43 +67,43 @@ def store(address: str, port: int, *, hosted: bool, timeout: timedelta) -> Store
     Args:
         hosted: whether this process offers it, where torchrun does not.
     """
-    own = hosted and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
-    tcp = TCPStore(address, port, is_master=own, wait_for_workers=False, timeout=timeout, multi_tenant=own)
+    hosts = hosted and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
+    tcp = TCPStore(address, port, is_master=hosts, wait_for_workers=False, timeout=timeout, multi_tenant=hosts)
     return PrefixStore(f"fsla/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", tcp)
 
 
 class Positions:
-    """Where each rank was last seen, and for how long the run stands."""
+    """Last report of each rank, and how long the run has stalled."""
 
     def __init__(self, world: int, now: float) -> None:
         self._seen: list[dict[str, Any] | None] = [None] * world
         self._changed = [now] * world
         self._moved = now
 
-    def look(self, rank: int, found: dict[str, Any], now: float) -> None:
+    def observe(self, rank: int, report: dict[str, Any], now: float) -> None:
         before = self._seen[rank]
-        if before is None or before["beat"] != found["beat"]:
+        if before is None or before["beat"] != report["beat"]:
             self._changed[rank] = now
-        if before is None or before["messages"] != found["messages"]:
+        if before is None or before["messages"] != report["messages"]:
             self._moved = now
-        self._seen[rank] = found
+        self._seen[rank] = report
 
-    def stands_s(self, now: float) -> float:
+    def stalled_s(self, now: float) -> float:
         return now - self._moved
 
-    def awaited(self, now: float, silence: float) -> list[int]:
+    def missing(self, now: float, silence: float) -> list[int]:
         """The ranks that the others wait for; none where all are alike. Those that have ended are not awaited."""
-        known = [(rank, found) for rank, found in enumerate(self._seen) if found is not None and not found.get("left")]
+        known = [(rank, report) for rank, report in enumerate(self._seen) if report and not report.get("left")]
         silent = [rank for rank, _ in known if now - self._changed[rank] > silence]
         if silent:
             return silent
-        fewest = min((found["messages"] for _, found in known), default=0)
-        behind = [rank for rank, found in known if found["messages"] == fewest]
+        fewest = min((report["messages"] for _, report in known), default=0)
+        behind = [rank for rank, report in known if report["messages"] == fewest]
         return behind if len(behind) < len(known) else []
 
     def name(self, rank: int) -> str:
-        found = self._seen[rank]
-        return f"rank {rank} ({'' if found is None else found['name']})"
+        report = self._seen[rank]
+        return f"rank {rank} ({'' if report is None else report['name']})"
 
 
 class _Watch:
@@ -122,49 +122,49 @@ class _Watch:
     def run(self) -> None:
         while not self.ended.wait(self._seconds / BEATS):
             try:
-                self._tell()
+                self._report()
                 self._read()
             except (dist.DistError, RuntimeError, ValueError):
                 return  # the store is gone: the run ends
-            self._judge(monotonic())
+            self._check(monotonic())
 
     def leave(self) -> None:
         """Tells the others that this rank has ended."""
         with suppress(dist.DistError, RuntimeError, ValueError):  # the store is gone: so are they
-            self._tell(left=True)
+            self._report(left=True)
 
-    def _tell(self, *, left: bool = False) -> None:
+    def _report(self, *, left: bool = False) -> None:
         self._beat += 1
-        own = {"name": self._name, "messages": self._messages(), "beat": self._beat, "left": left}
-        self._store.set(str(self._rank), json.dumps(own))
+        report = {"name": self._name, "messages": self._messages(), "beat": self._beat, "left": left}
+        self._store.set(str(self._rank), json.dumps(report))
 
     def _read(self) -> None:
         for rank in range(self._world):
             if self._store.check([str(rank)]):
-                self._positions.look(rank, json.loads(self._store.get(str(rank))), monotonic())
+                self._positions.observe(rank, json.loads(self._store.get(str(rank))), monotonic())
 
-    def _judge(self, now: float) -> None:
-        stands = self._positions.stands_s(now)
-        awaited = self._positions.awaited(now, self._seconds / 2)
-        if stands < self._seconds / 2 or not awaited:
+    def _check(self, now: float) -> None:
+        stalled = self._positions.stalled_s(now)
+        missing = self._positions.missing(now, self._seconds / 2)
+        if stalled < self._seconds / 2 or not missing:
             self._warned = False
             return
-        others = [rank for rank in range(self._world) if rank not in awaited]
-        names = " and ".join(self._positions.name(rank) for rank in awaited)
-        speaks = bool(others) and self._rank == others[0]
-        last = self._seconds if others and self._rank in others else 1.5 * self._seconds  # who is awaited ends later
-        if stands >= last:
-            if speaks:
-                _say(
-                    f"{names} did not come within {self._seconds:g} seconds, and all other ranks wait. The run ends; "
-                    "with a folder it goes on from its last checkpoint when it is started again. If a step may take "
-                    f"as long, set {TIMEOUT} to more seconds."
+        others = [rank for rank in range(self._world) if rank not in missing]
+        names = " and ".join(self._positions.name(rank) for rank in missing)
+        reports = bool(others) and self._rank == others[0]
+        limit = self._seconds if others and self._rank in others else 1.5 * self._seconds  # who is awaited ends later
+        if stalled >= limit:
+            if reports:
+                _print(
+                    f"{names} made no progress for {self._seconds:g} seconds, and all other ranks wait. The run ends; "
+                    "with a folder, rerun the same command to resume from its last checkpoint. If a step may take as "
+                    f"long, set {TIMEOUT} to more seconds."
                 )
             os._exit(FAILED)
-        if speaks and not self._warned:
-            _say(f"all ranks have waited for {stands:.0f} seconds for {names}.")
+        if reports and not self._warned:
+            _print(f"all ranks have waited for {stalled:.0f} seconds for {names}.")
             self._warned = True
 
 
-def _say(text: str) -> None:
+def _print(text: str) -> None:
     print(f"fsla: {text}", file=sys.stderr, flush=True)

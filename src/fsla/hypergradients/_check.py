@@ -11,7 +11,6 @@ import torch
 
 from fsla._checks import pick, positive, whole_number
 from fsla._tree import Tree, axpy, dense, dot, flatten, is_finite, norm, size, sub, unflatten, zeros_like
-from fsla.hypergradients import _linsolve as linsolve
 from fsla.hypergradients._estimators import (
     Exact,
     ForwardUnroll,
@@ -22,7 +21,13 @@ from fsla.hypergradients._estimators import (
     readout,
 )
 from fsla.hypergradients._exact import solve_directly, solve_inner
-from fsla.hypergradients._linear_solvers import ConjugateGradient, Neumann
+from fsla.hypergradients._linear_solvers import (
+    ConjugateGradient,
+    Matvec,
+    Neumann,
+    largest_eigenvalue,
+    relative_residual,
+)
 from fsla.problems._batches import StepBatches
 from fsla.problems._views import FiniteDifferenceCheck, Oracles, Point, ProblemAtPoint, validate_start
 from fsla.steps._context import StepContext, descend
@@ -32,20 +37,33 @@ from fsla.steps._updates import GradientDescent, Updates, Variable
 
 
 class ConvergenceWarning(UserWarning):
-    """A hypergradient was computed by an iteration that diverges, and means nothing."""
+    """Warning that an iteration did not converge, so that its result means nothing.
+
+    Example:
+        >>> import warnings
+        >>> with warnings.catch_warnings(record=True, action="always") as caught:
+        ...     result = fsla.hypergradient(problem, at, None, None, "neumann", step_size=1.0)
+        >>> caught[0].category.__name__
+        'ConvergenceWarning'
+    """
 
 
 @dataclass(frozen=True)
 class HypergradientResult:
-    """An approximate ∇f(λ) and how far to trust it.
+    """Result of `hypergradient`: an approximate ∇f(λ), and how far to trust it.
 
     Args:
         value: ∇f(λ), of the form of λ.
-        adjoint: v ≈ H⁻¹ ∂_ω F, where the method has one.
-        omega: where it was evaluated: the given ω, or the one that the method's inner steps ended in.
+        adjoint: v ≈ H⁻¹ ∂_ω F; None if the method has none.
+        omega: where it was evaluated: ω of the point, or the one where the method's inner steps ended.
         residual: ‖∂_ω F - H v‖ / ‖∂_ω F‖ at `omega`.
-        converged: whether the residual is within the tolerance; None where the method solves no system.
-        message: what went wrong.
+        converged: whether the residual is within the tolerance; None if the method solves no system.
+        message: what went wrong; empty if nothing did.
+
+    Example:
+        >>> result = fsla.hypergradient(problem, at, None, None, "cg")
+        >>> result.converged, result.message
+        (True, '')
     """
 
     value: Tree
@@ -72,12 +90,12 @@ class _Request(NamedTuple):
     tol: float | None
     unroll_length: int | None
 
-    def hvp_at(self, at: Point) -> linsolve.Matvec:
+    def hvp_at(self, at: Point) -> Matvec:
         return self.step.inner_at(at, self.step.batches.hvp[0]).linearized().hvp
 
     def moving(self) -> StepContext:
-        """Return the step with a size for ω and v: the given one, or one that is safe."""
-        lr = self.step_size or _safe_step(linsolve.largest_eigenvalue(self.hvp_at(self.at), self.at.omega))
+        """Return the step with a size for ω and v: `step_size`, or one that is safe."""
+        lr = self.step_size or _safe_step(largest_eigenvalue(self.hvp_at(self.at), self.at.omega))
         return _context(self.step._problem, self.step.batches, lr)
 
 
@@ -96,21 +114,36 @@ def hypergradient(
 ) -> HypergradientResult:
     """Return the hypergradient at (λ, ω) by one method, with its residual.
 
+    "exact" solves the inner problem from ``at.omega``. "unrolled", "forward_unrolled" and "single_loop" take
+    `num_steps` inner steps from there. The others evaluate at ``at.omega`` itself, and no number of steps removes its
+    distance to ω_λ.
+
     Args:
-        problem: the two losses, as `fsla.Problem`.
-        at: the point. "exact" solves the inner problem from at.omega; "unrolled", "forward_unrolled" and "single_loop"
-            take `num_steps` inner steps from it; the others evaluate at at.omega itself, whose distance to ω_λ no
-            number of steps removes.
-        inner_batch, outer_batch: what the losses are given.
-        method: "exact" (ω_λ by Newton, v by a direct solve), "implicit" (Proposition 1 at at.omega, v by a direct
-            solve), "cg", "neumann", "unrolled" (BP), "forward_unrolled" (BP in forward mode: p products a step),
+        problem: the two losses, such as a `fsla.Problem`.
+        at: the point.
+        inner_batch: batch of the inner loss.
+        outer_batch: batch of the outer loss.
+        method: "exact" (ω_λ by Newton, v by a direct solve), "implicit" (Proposition 1 at ``at.omega``, v by a direct
+            solve), "cg", "neumann", "unrolled" (BP), "forward_unrolled" (BP in forward mode: p products a step) or
             "single_loop" (FSLA at a fixed λ).
         num_steps: K, the number of terms, of conjugate-gradient steps or of inner steps.
-        step_size: the step of "neumann" and the inner step of the last three; by default 1/L, with L estimated.
-        tol: the relative residual at which "cg" stops and which counts as converged; by default the rounding unit for
-            the first and its square root for the second.
-        unroll_length: for "unrolled", differentiate through the last `unroll_length` inner steps only.
-        seed: fixes what random layers draw.
+        step_size: step of "neumann", and inner step of the last three; by default 1/L, with L estimated.
+        tol: relative residual at which "cg" stops and which counts as converged. By default the rounding unit for the
+            first and its square root for the second.
+        unroll_length: for "unrolled", how many of the last inner steps are differentiated.
+        seed: seed of what random layers draw.
+
+    Returns:
+        The estimate, its residual and a message.
+
+    Raises:
+        ValueError: if an argument is out of range, or the losses are not finite at the point.
+
+    Example:
+        >>> fsla.hypergradient(problem, at, None, None, "exact").value
+        {'x': tensor([-2., -2.])}
+        >>> fsla.hypergradient(problem, at, None, None, "single_loop", num_steps=100).value["x"].round(decimals=3)
+        tensor([-2., -2.])
     """
     compute = pick(method, METHODS, "method")
     whole_number(num_steps, "num_steps", "hypergradient")
@@ -149,7 +182,7 @@ def _implicit(ask: _Request) -> HypergradientResult:
 def _cg(ask: _Request) -> HypergradientResult:
     products = 0
 
-    def solve(matvec: linsolve.Matvec, b: Tree) -> Tree:
+    def solve(matvec: Matvec, b: Tree) -> Tree:
         def counted(v: Tree) -> Tree:
             nonlocal products
             products += 1
@@ -170,7 +203,7 @@ def _cg(ask: _Request) -> HypergradientResult:
 
 
 def _neumann(ask: _Request) -> HypergradientResult:
-    top = linsolve.largest_eigenvalue(ask.hvp_at(ask.at), ask.at.omega)
+    top = largest_eigenvalue(ask.hvp_at(ask.at), ask.at.omega)
     lr = ask.step_size or _safe_step(top)
     result = _solved(ask, Solved(Neumann(ask.num_steps, lr)).adjoint(ask.step, ask.at))
     if lr * top <= 2:
@@ -180,14 +213,6 @@ def _neumann(ask: _Request) -> HypergradientResult:
         message=f"The Neumann series diverges: its step must be under 2/L, which is at most {2 / top:.3g} here. "
         f"Got step_size={lr:.3g}. Leave step_size out to have about 1/L.",
     )
-
-
-def _unrolled(ask: _Request) -> HypergradientResult:
-    return _through_steps(ask, ReverseUnroll(ask.unroll_length))
-
-
-def _forward_unrolled(ask: _Request) -> HypergradientResult:
-    return _through_steps(ask, ForwardUnroll())
 
 
 def _through_steps(ask: _Request, estimator: HypergradientEstimator) -> HypergradientResult:
@@ -210,8 +235,8 @@ METHODS: dict[str, Callable[[_Request], HypergradientResult]] = {
     "implicit": _implicit,
     "cg": _cg,
     "neumann": _neumann,
-    "unrolled": _unrolled,
-    "forward_unrolled": _forward_unrolled,
+    "unrolled": lambda ask: _through_steps(ask, ReverseUnroll(ask.unroll_length)),
+    "forward_unrolled": lambda ask: _through_steps(ask, ForwardUnroll()),
     "single_loop": _single_loop,
 }
 
@@ -229,14 +254,14 @@ def _safe_step(top: float) -> float:
 def _solved(ask: _Request, v: Tree) -> HypergradientResult:
     """Proposition 1 with the v that was computed, and its residual, at the price of one more HVP."""
     p = ask.step.outer_at(ask.at, ask.step.batches.outer_grad_omega[0]).grad_omega
-    residual = float(linsolve.relative_residual(ask.hvp_at(ask.at), p, v))
+    residual = float(relative_residual(ask.hvp_at(ask.at), p, v))
     tol = torch.finfo(flatten(v).dtype).eps ** 0.5 if ask.tol is None else ask.tol
     value = dense(readout(ask.step, ask.at, v))
     return HypergradientResult(value, v, ask.at.omega, residual, residual <= tol)
 
 
 class Row(NamedTuple):
-    """One method at one K: its relative errors, from the given ω and from ω_λ, and its residual in the first case."""
+    """One method at one K: its relative errors, from ω and from ω_λ, and its residual in the first case."""
 
     method: str
     num_steps: int | None
@@ -247,14 +272,21 @@ class Row(NamedTuple):
 
 @dataclass(frozen=True)
 class HypergradientCheck:
-    """Every estimator against the exact hypergradient, as a table (print it).
+    """Result of `check_hypergradient`, which prints as a table.
 
     Args:
-        rows: one for each method and K.
-        exact_vs_finite_difference: the relative error of the exact one against a central difference of f along a
+        rows: a row for each method and K.
+        exact_vs_finite_difference: relative error of the exact hypergradient against a central difference of f along a
             random direction.
         distance_to_inner_minimum: ‖ω - ω_λ‖, which bounds what an estimator at ω can reach.
-        fd_step_check: where products are taken by differences, how much they depend on their step.
+        fd_step_check: how much products depend on their step, if they are taken by differences.
+
+    Example:
+        >>> check = fsla.check_hypergradient(problem, at, None, None, num_steps=20)
+        >>> check.exact_vs_finite_difference < 1e-2
+        True
+        >>> [row.method for row in check.rows]
+        ['implicit', 'cg', 'neumann', 'unrolled', 'forward_unrolled', 'single_loop']
     """
 
     rows: list[Row]
@@ -308,15 +340,27 @@ def check_hypergradient(
 ) -> HypergradientCheck:
     """Compare every estimator with the exact hypergradient, and that one with a central difference of f.
 
-    Call it as ``check_hypergradient(problem, at, inner_batch, outer_batch)``, or, with a `BilevelOptimizer`, as
-    ``check_hypergradient(bilevel, inner_batch, outer_batch)``, which looks at the point where its model stands.
+    Call it as ``check_hypergradient(problem, at, inner_batch, outer_batch)``. With a `fsla.BilevelOptimizer`, call it
+    as ``check_hypergradient(bilevel, inner_batch, outer_batch)``; it then takes the point of the model.
 
-    Each is run from the given ω and from ω_λ: the first error holds the distance of ω from ω_λ, the second does not.
-    G must be strongly convex in ω, and small enough for many exact solves. "forward_unrolled" is left out above 64
-    coordinates of λ.
+    Each estimator runs from ω and from ω_λ. The first error includes the distance of ω from ω_λ, the second
+    does not. G must be strongly convex in ω, and small enough for many exact solves. "forward_unrolled" is left out
+    above 64 coordinates of λ.
 
     Args:
-        num_steps, step_size: as in `hypergradient`; a table has a row for each of several numbers of steps.
+        problem: the two losses, or a `fsla.BilevelOptimizer`.
+        where: the point, unless `problem` knows it, and an inner and an outer batch.
+        num_steps: one number of steps, or several: the table has a row for each.
+        step_size: as in `hypergradient`.
+
+    Returns:
+        The table.
+
+    Example:
+        >>> check = fsla.check_hypergradient(problem, at, None, None, num_steps=20)
+        >>> implicit = check.rows[0]
+        >>> implicit.method, round(implicit.error, 2), round(implicit.error_at_minimum, 2)
+        ('implicit', 0.5, 0.0)
     """
     if isinstance(problem, ProblemAtPoint):
         oracles, at = problem.problem_at_point()
@@ -339,9 +383,9 @@ def check_hypergradient(
             for start in (exact.omega, at.omega):
                 with warnings.catch_warnings():
                     warnings.simplefilter("ignore", ConvergenceWarning)  # The table shows it.
-                    here = Point(at.lam, start)
+                    point = Point(at.lam, start)
                     result = hypergradient(
-                        oracles, here, inner_batch, outer_batch, method, num_steps=K or 1, step_size=step_size
+                        oracles, point, inner_batch, outer_batch, method, num_steps=K or 1, step_size=step_size
                     )
                 errors.append(float(norm(sub(result.value, exact.value))) / scale)
             rows.append(Row(method, K, errors[1], errors[0], result.residual))
@@ -366,5 +410,5 @@ def _difference(problem: Oracles, at: Point, exact: HypergradientResult, batches
         omega = solve_inner(lambda point: problem.inner_at(point, batches.inner_grad[0]), Point(lam, exact.omega))
         ends.append(float(problem.outer_at(Point(lam, omega), batches.outer_grad_omega[0]).value))
     slope = float(dot(exact.value, direction))
-    found = (ends[0] - ends[1]) / (2 * step)
-    return abs(found - slope) / max(abs(slope), 1e-30)
+    difference = (ends[0] - ends[1]) / (2 * step)
+    return abs(difference - slope) / max(abs(slope), 1e-30)

@@ -35,7 +35,23 @@ from fsla.steps._updates import Variable
 
 
 class HypergradientEstimator(ABC):
-    """How the hypergradient is estimated."""
+    """Base class of estimators of the hypergradient ∂_λ F - J v.
+
+    A subclass defines `gradient`. One with a memory, such as v, also defines `memory` and `advance`.
+
+    Attributes:
+        unrolls: whether it reads the inner moves that led to ω, which a point then keeps.
+        moves_adjoint: whether its memory is a v that moves by the update of v.
+        carries_sensitivity: whether its memory is dω/dλ, in the place of v.
+        row_wise: whether a row of λ enters only through the samples that read it.
+
+    Example:
+        >>> class DirectGradient(fsla.hypergradients.HypergradientEstimator):
+        ...     def gradient(self, step, position):
+        ...         return step.outer_at(position.at, step.batches.outer_grad_lam[0]).grad_lam
+        >>> estimate(DirectGradient())
+        tensor([0., 0.])
+    """
 
     unrolls = False
     """Whether it reads the inner moves that led to ω, which a point then keeps."""
@@ -74,22 +90,38 @@ def readout(step: StepContext, at: Point, v: Tree) -> Leaves:
     return sub(by_lam, step.inner_at(at, step.batches.mixed_hvp[0]).mixed_hvp(v))
 
 
+class _CarriedAdjoint(HypergradientEstimator):
+    """An estimator whose memory is v, from v_0 = 0."""
+
+    row_wise = True
+
+    def memory(self, at: Point) -> Tree:
+        return zeros_like(at.omega)
+
+    def gradient(self, step: StepContext, position: Position) -> Leaves:
+        return readout(step, *position)
+
+
 @dataclass(frozen=True)
-class Tracked(HypergradientEstimator):
-    """v moves by its own update along H v - ∂_ω F, `moves` times a step (FSLA: once), from v_0 = 0."""
+class Tracked(_CarriedAdjoint):
+    """FSLA's estimator: v is carried from step to step, from v_0 = 0, and moves along H v - ∂_ω F.
+
+    Args:
+        moves: moves of v in a step.
+
+    Example:
+        >>> estimate(fsla.hypergradients.Tracked(moves=2))
+        tensor([-2., -2.])
+    """
 
     moves: int = 1
     moves_adjoint = True
-    row_wise = True
 
     def __post_init__(self) -> None:
         whole_number(self.moves, "moves", "Tracked")
 
     def hvp_batches(self, inner_steps: int) -> int:
         return self.moves
-
-    def memory(self, at: Point) -> Tree:
-        return zeros_like(at.omega)
 
     def advance(self, step: StepContext, at: Point, adjoint: Variable, measured: Any) -> tuple[Variable, Any]:
         b = step.outer_at(at, step.batches.outer_grad_omega[0]).grad_omega
@@ -101,22 +133,23 @@ class Tracked(HypergradientEstimator):
             adjoint = step.updates.adjoint(adjoint, residual, step.rates.adjoint_lr)
         return adjoint, measured
 
-    def gradient(self, step: StepContext, position: Position) -> Leaves:
-        return readout(step, *position)
-
 
 @dataclass(frozen=True)
-class WarmStartCG(HypergradientEstimator):
-    """v by conjugate gradients from the v of the step before: of `hvp_steps` products, one is for its residual."""
+class WarmStartCG(_CarriedAdjoint):
+    """AID-BiO's estimator: v is carried from step to step, and improved by conjugate gradients.
+
+    Args:
+        hvp_steps: products in a step, one of them for the residual of the last v.
+
+    Example:
+        >>> estimate(fsla.hypergradients.WarmStartCG(hvp_steps=3))
+        tensor([-2., -2.])
+    """
 
     hvp_steps: int
-    row_wise = True
 
     def __post_init__(self) -> None:
         whole_number(self.hvp_steps, "hvp_steps", "WarmStartCG", least=2)
-
-    def memory(self, at: Point) -> Tree:
-        return zeros_like(at.omega)
 
     def advance(self, step: StepContext, at: Point, adjoint: Variable, measured: Any) -> tuple[Variable, Any]:
         view = step.inner_at(at, step.batches.hvp[0]).linearized()
@@ -124,15 +157,19 @@ class WarmStartCG(HypergradientEstimator):
         correction = ConjugateGradient(self.hvp_steps - 1)(view.hvp, residual)
         return step.updates.adjoint.set(adjoint, axpy(1.0, correction, adjoint.value)), measured
 
-    def gradient(self, step: StepContext, position: Position) -> Leaves:
-        return readout(step, *position)
-
 
 @dataclass(frozen=True)
 class Solved(HypergradientEstimator):
-    """v = solve(H, ∂_ω F) at the position itself, by one of `_linear_solvers` or any function of the product and ∂_ω F.
+    """Estimator that solves H v = ∂_ω F anew at each position.
 
-    Where the batches for products are several, each product is of the next one.
+    Args:
+        solve: a linear solver such as `ConjugateGradient`, or any function of the product v ↦ H v and of ∂_ω F. If a
+            step has several batches for products, each product reads the next one.
+
+    Example:
+        >>> from fsla.hypergradients import ConjugateGradient, Solved
+        >>> estimate(Solved(ConjugateGradient(hvp_steps=2)))
+        tensor([-2., -2.])
     """
 
     solve: Solve | RandomNeumann
@@ -161,7 +198,14 @@ class Solved(HypergradientEstimator):
 
 @dataclass(frozen=True)
 class OneStep(HypergradientEstimator):
-    """v = β ∂_ω F, with the step size of v for β: what DARTS and methods that align gradients do."""
+    """Estimator without a solve: v = β ∂_ω F, with the step size of v for β.
+
+    DARTS and methods that align gradients do this. Its scale is off unless β is 1 over the curvature.
+
+    Example:
+        >>> estimate(fsla.hypergradients.OneStep())
+        tensor([-0.4000, -1.6000])
+    """
 
     row_wise = True
 
@@ -173,9 +217,16 @@ class OneStep(HypergradientEstimator):
 
 @dataclass(frozen=True)
 class ReverseUnroll(HypergradientEstimator):
-    """The derivative of F through the inner moves of the point's trajectory, or through the last `unroll_length`.
+    """Derivative of F through the inner moves of the point's trajectory, in reverse.
 
-    Where the batches for products are those of the inner moves, it is the derivative of the moves that were made.
+    It is the derivative of the moves themselves if the products read the batches of the moves.
+
+    Args:
+        unroll_length: how many of the last moves are differentiated; None for all.
+
+    Example:
+        >>> estimate(fsla.hypergradients.ReverseUnroll(), inner_steps=4)
+        tensor([-1.1800, -2.0000])
     """
 
     unroll_length: int | None = None
@@ -192,16 +243,21 @@ class ReverseUnroll(HypergradientEstimator):
     def gradient(self, step: StepContext, position: Position) -> Leaves:
         at = position.at
         first = 0 if self.unroll_length is None else max(0, len(at.trajectory) - self.unroll_length)
-        p = step.outer_at(at, step.batches.outer_grad_omega[0]).grad_omega
-        by_lam = step.outer_at(at, step.batches.outer_grad_lam[0]).grad_lam
+        p, by_lam = _outer_gradients(step, at)
         backwards = (_term(step, at, t, last=t == first) for t in reversed(range(first, len(at.trajectory))))
         return adjoint_recursion(backwards, p, by_lam)
 
 
 @dataclass(frozen=True)
 class ForwardUnroll(HypergradientEstimator):
-    """The derivative of F through the inner moves of the trajectory, from the first to the last: for few coordinates
-    of λ."""
+    """Derivative of F through the inner moves of the trajectory, from the first to the last.
+
+    Each move takes p products, so it suits few coordinates of λ.
+
+    Example:
+        >>> estimate(fsla.hypergradients.ForwardUnroll(), inner_steps=4)
+        tensor([-1.1800, -2.0000])
+    """
 
     unrolls = True
 
@@ -210,11 +266,16 @@ class ForwardUnroll(HypergradientEstimator):
 
     def gradient(self, step: StepContext, position: Position) -> Leaves:
         at = position.at
-        p = step.outer_at(at, step.batches.outer_grad_omega[0]).grad_omega
-        by_lam = step.outer_at(at, step.batches.outer_grad_lam[0]).grad_lam
+        p, by_lam = _outer_gradients(step, at)
         terms = (_term(step, at, t) for t in range(len(at.trajectory)))
         start = [zeros_like(at.omega) for _ in basis(at.lam)]
         return sub(by_lam, apply_matrix(matrix_recursion(terms, at.lam, start), p, at.lam))
+
+
+def _outer_gradients(step: StepContext, at: Point) -> tuple[Tree, Leaves]:
+    """∂_ω F and ∂_λ F, each on its own batch."""
+    by_omega = step.outer_at(at, step.batches.outer_grad_omega[0]).grad_omega
+    return by_omega, step.outer_at(at, step.batches.outer_grad_lam[0]).grad_lam
 
 
 def _term(step: StepContext, at: Point, t: int, *, last: bool = False) -> Term:
@@ -225,9 +286,13 @@ def _term(step: StepContext, at: Point, t: int, *, last: bool = False) -> Term:
 
 @dataclass(frozen=True)
 class ForwardSensitivity(HypergradientEstimator):
-    """A ← A (I - β H) + β J, once a step, with p rows of the form of ω: β is the inner step.
+    """RTHO's estimator: A ← A (I - β H) + β J once a step, with p rows of the form of ω.
 
-    FSLA keeps one vector in the place of this matrix. The memory has the rows of each tensor of ω stacked.
+    β is the inner step. FSLA keeps one vector in the place of this matrix.
+
+    Example:
+        >>> estimate(fsla.hypergradients.ForwardSensitivity())
+        tensor([-2., -2.])
     """
 
     carries_sensitivity = True
@@ -244,8 +309,7 @@ class ForwardSensitivity(HypergradientEstimator):
 
     def gradient(self, step: StepContext, position: Position) -> Leaves:
         at = position.at
-        p = step.outer_at(at, step.batches.outer_grad_omega[0]).grad_omega
-        by_lam = step.outer_at(at, step.batches.outer_grad_lam[0]).grad_lam
+        p, by_lam = _outer_gradients(step, at)
         return sub(by_lam, apply_matrix(_rows(position.adjoint), p, at.lam))
 
 
@@ -256,11 +320,14 @@ def _rows(stacked: Tree) -> list[Tree]:
 
 @dataclass(frozen=True)
 class Exact(HypergradientEstimator):
-    """∇f(λ) on the step's batches; ω of the position is only where Newton's method starts."""
+    """Estimator of ∇f(λ) itself: ω_λ by Newton's method from the present ω, v by a direct solve.
 
-    @property
-    def capturable(self) -> bool:
-        return False
+    Example:
+        >>> estimate(fsla.hypergradients.Exact())
+        tensor([-2., -2.])
+    """
+
+    capturable = False
 
     def solved(self, step: StepContext, at: Point) -> Point:
         """Return (λ, ω_λ)."""

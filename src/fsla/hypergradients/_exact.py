@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fsla._tree import Tree, axpy, basis, dot, flatten, norm, size, unflatten
-from fsla.hypergradients._linsolve import Matvec, cg, relative_residual
+from fsla.hypergradients._linear_solvers import Matvec, cg, relative_residual
 from fsla.problems._views import Point, View
 
 DENSE = 1000

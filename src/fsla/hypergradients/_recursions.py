@@ -11,7 +11,7 @@ The two modes need opposite orders of the product; the paper prints the increasi
 forward mode unless the Hessians commute. The sums obey recursions, which is what an algorithm runs:
 
     matrix_recursion   A_{k+1} = A_k P_k + β_k J_k      Σ β_k s_k = A_K p_K    p products a step, any p_K afterwards
-    vector_recursion   v_{k+1} = P_k v_k + β_k p_k      Σ β_k s_k = J_K v_K    one product a step: FSLA's memory
+    v (`Tracked`)      v_{k+1} = P_k v_k + β_k p_k      Σ β_k s_k = J_K v_K    one product a step: FSLA's memory
     adjoint_recursion  the backward sum from the right, from p_K: one joint product a step, K states kept
 
 "Backward" and "forward" say where p stands, not a mode of automatic differentiation: the matrix recursion is
@@ -25,29 +25,21 @@ from typing import NamedTuple
 
 import torch
 
-from fsla._tree import Leaves, Scalar, Tree, axpy, basis, dot, scale, sub, unflatten
+from fsla._tree import Leaves, Scalar, Tree, axpy, basis, dot, sub, unflatten
 from fsla.problems._views import View
 
 
 class Term(NamedTuple):
-    """State k of the formula: ω_k, seen through the linearised ∂_ω G there; β_k; and p_k (forward mode only)."""
+    """State k of the formula: ω_k, seen through the linearised ∂_ω G there, and β_k."""
 
     at: View
     beta: Scalar
-    p: Tree | None = None
     last: bool = False
-    """Whether no term follows (adjoint recursion only)."""
-
-
-def vector_recursion(terms: Iterable[Term], v: Tree) -> Tree:
-    """Returns v_K from v_0: v + β (p - H v), once for each term."""
-    for term in terms:
-        v = axpy(term.beta, sub(_p(term), term.at.hvp(v)), v)
-    return v
+    """Whether no term follows (for the adjoint recursion)."""
 
 
 def adjoint_recursion(backwards: Iterable[Term], p: Tree, d_lam: Leaves) -> Leaves:
-    """Returns d_lam - Σ β_k s_k in the backward mode, from the terms in the order K-1 … 0; the last has `last` set.
+    """Return d_lam - Σ β_k s_k in the backward mode, from the terms in the order K-1 … 0; the last has `last` set.
 
     A generator of terms is consumed one by one, so that one graph at a time is held. The product H_0 p, which nothing
     reads, is not computed.
@@ -62,7 +54,7 @@ def adjoint_recursion(backwards: Iterable[Term], p: Tree, d_lam: Leaves) -> Leav
 
 
 def matrix_recursion(terms: Iterable[Term], lam: Tree, matrix: Sequence[Tree]) -> Sequence[Tree]:
-    """Returns A_K from A_0, each as p trees, one for each coordinate of λ."""
+    """Return A_K from A_0, each as p trees, one for each coordinate of λ."""
     for term in terms:
         view = term.at.linearized()
         pairs = zip(matrix, basis(lam), strict=True)
@@ -71,31 +63,5 @@ def matrix_recursion(terms: Iterable[Term], lam: Tree, matrix: Sequence[Tree]) -
 
 
 def apply_matrix(matrix: Sequence[Tree], p: Tree, lam: Tree) -> Tree:
-    """Returns A p as a tree of the form of λ."""
+    """Return A p as a tree of the form of λ."""
     return unflatten(torch.stack([dot(a, p) for a in matrix]), lam)
-
-
-def backward_sum(terms: Sequence[Term], p: Tree, d_lam: Leaves) -> Leaves:
-    """Returns ∇f_K in the backward mode, term by term as Lemma 2 states it: K²/2 products, for reference."""
-    for k, term in enumerate(terms):
-        s = p
-        for later in reversed(terms[k + 1 :]):
-            s = axpy(-later.beta, later.at.hvp(s), s)
-        d_lam = axpy(-term.beta, term.at.mixed_hvp(s), d_lam)
-    return d_lam
-
-
-def forward_sum(terms: Sequence[Term], last: View, d_lam: Leaves) -> Leaves:
-    """Returns ∇f_K in the forward mode, term by term as Lemma 2 states it; `last` is G seen at ω_K."""
-    for k, term in enumerate(terms):
-        s = _p(term)
-        for later in terms[k + 1 :]:
-            s = axpy(-later.beta, later.at.hvp(s), s)
-        d_lam = sub(d_lam, last.mixed_hvp(scale(term.beta, s)))
-    return d_lam
-
-
-def _p(term: Term) -> Tree:
-    if term.p is None:
-        raise ValueError("In the forward mode every Term must have its p. Got None.")
-    return term.p

@@ -28,7 +28,7 @@ from torch import Tensor
 
 from fsla._checks import pick
 from fsla._tree import Leaves, Tree, aligned, norm, zeros_like
-from fsla.distributed._reducer import Found, GraphLeaves, Part, Reducer
+from fsla.distributed._reducer import Derivatives, GraphLeaves, Part, Reducer
 from fsla.problems import _passes as passes
 from fsla.problems._batches import Batch
 from fsla.problems._passes import Gradients, Loss, filled
@@ -43,7 +43,12 @@ LOSS_NAMES: Mapping[Level, str] = {"inner": "inner loss G", "outer": "outer loss
 
 
 class FiniteDifferenceWarning(UserWarning):
-    """A network has no second derivative, and products are taken by differences."""
+    """Warning that a network has no second derivative, so that products are taken by differences.
+
+    Example:
+        >>> import warnings
+        >>> warnings.simplefilter("ignore", fsla.FiniteDifferenceWarning)  # or: hvp_method="finite_difference"
+    """
 
 
 class ExactMode(NamedTuple):
@@ -64,16 +69,26 @@ _FORCED: Mapping[HvpMethod, ProductMode] = {
 
 
 class LossProblem(Oracles):
-    """Two losses that autograd differentiates.
+    """Base class of problems whose two losses autograd differentiates.
+
+    A subclass defines where the graph of a pass begins (`leaves`), the forward pass (`forward`) and the backward pass
+    (`backward`).
 
     Args:
-        hvp_method: how products are computed. "autograd": exactly, forward or reverse by the device.
-            "forward_over_reverse", "reverse_over_reverse": in that mode. "finite_difference": from first-order
-            gradients alone. "auto": exactly, but where the network has no second derivative by differences, with one
-            warning that names the operation. "auto" and "autograd" are settled once, by a product at the first point.
-        outer_uses_lam: whether F reads λ; None finds out on each batch, by the first pass over it.
-        autocast_dtype: the dtype of autocast in every pass.
+        hvp_method: how products are computed. "autograd": exactly, in the mode that is faster on the device.
+            "forward_over_reverse" and "reverse_over_reverse": exactly, in that mode. "finite_difference": from
+            first-order gradients. "auto": exactly, or by differences if the network has no second derivative, with one
+            warning that names the operation. "auto" and "autograd" are decided once, by a product at the first point.
+        outer_uses_lam: whether F reads λ; with None the first pass over each batch finds out.
+        autocast_dtype: dtype of autocast in every pass.
         reducer: how processes share a batch.
+
+    Raises:
+        ValueError: if an option is unknown.
+
+    Example:
+        >>> issubclass(fsla.Problem, fsla.problems.LossProblem)
+        True
     """
 
     def __init__(
@@ -145,22 +160,22 @@ class LossProblem(Oracles):
         """Return whether a loss reads the rows of its batch's samples in the place of λ."""
         return False
 
-    def by_lam(self, level: Level, found: Found, data: Sequence[Any], at: Point) -> Leaves:
+    def by_lam(self, level: Level, derivatives: Derivatives, data: Sequence[Any], at: Point) -> Leaves:
         """Return derivatives by the leaves as one by λ."""
-        return filled(list(found.values()), at.lam)
+        return filled(list(derivatives.values()), at.lam)
 
     def no_lam(self, at: Point) -> Leaves:
         """Return ∂_λ F where F does not read λ."""
         return zeros_like(at.lam)
 
     def keeps_graph(self, at: Point) -> bool:
-        """Whether the graph of a pass at a point may outlive the pass."""
+        """Return whether the graph of a pass at a point may outlive the pass."""
         return True
 
     # ------------------------------------------------------------------------------------- the choice of a product mode
 
     def settle(self, at: Point, batch: Batch) -> ProductMode:
-        """Decide how products are computed, once: by taking one, unless hvp_method says it."""
+        """Decide how products are computed, once: by `hvp_method`, or by taking one."""
         if self._mode is None:
             exact = self._candidates(passes.device_of(at.omega))
             modes: tuple[ProductMode, ...] = (*exact, "finite_difference")
@@ -202,7 +217,7 @@ class LossProblem(Oracles):
 
     def _confirmed(self, product: Tree, view_at: Callable[[Point, bool], View], at: Point, v: Tree) -> bool:
         """Whether H v is there at all: PyTorch takes the derivative of a backward pass that was cut off, as a custom
-        function's may be, for zero, and says nothing. Differences of the gradient tell."""
+        function's may be, for zero, without an error. Differences of the gradient show it."""
         if float(norm(product)) != 0:
             return True
         view = DifferenceView(view_at, at)
@@ -248,8 +263,8 @@ class LossView(View):
         self._batch = batch
         self._mode = mode
         self._update_buffers = update_buffers
-        share = problem.reducer.share
-        self._parts = [share(data, seed, number) for number, (data, seed) in enumerate(batch.parts)]
+        local_part = problem.reducer.local_part
+        self._parts = [local_part(data, seed, number) for number, (data, seed) in enumerate(batch.parts)]
         self._unmoved = Unmoved(at)
         self._value: Tensor | None = None
         self._omega: Tree | None = None
@@ -280,7 +295,7 @@ class LossView(View):
 
     def probe(self, v: Tree) -> Tree:
         """Take every kind of product that PyTorch may lack; return H v."""
-        return self._pulled(v, omega=True, lam=False, look=True)[0] if not self._mode.hvp_forward else self.hvp(v)
+        return self._pulled(v, omega=True, lam=False, check=True)[0] if not self._mode.hvp_forward else self.hvp(v)
 
     # ------------------------------------------------------------------------------------------------------ gradients
 
@@ -318,8 +333,8 @@ class LossView(View):
                     if value.requires_grad:
                         problem.backward(value, leaves, omega=omega, last=part is self._parts[-1])
                     values.append(value.detach())
-            by_omega: Found = {name: t.grad for name, t in leaves.omega.items()} if omega else {}
-            by_lam: Found = {name: t.grad for name, t in leaves.lam.items()} if lam else {}
+            by_omega: Derivatives = {name: t.grad for name, t in leaves.omega.items()} if omega else {}
+            by_lam: Derivatives = {name: t.grad for name, t in leaves.lam.items()} if lam else {}
         self._update_buffers = False
         value = sum(values[1:], values[0])
         (self._value,), (by_omega,), by_lam = self._mean([value], [by_omega], by_lam, leaves, by_backward=True)
@@ -339,8 +354,8 @@ class LossView(View):
             return self._hvp_forward(v), {}
         return self._pulled(v, omega=omega, lam=lam)
 
-    def _pulled(self, v: Tree, *, omega: bool, lam: bool, look: bool = False) -> tuple[Tree, Leaves]:
-        """H v and J v by a reverse pass over <∂_ω, v>. The gradient is left on the way."""
+    def _pulled(self, v: Tree, *, omega: bool, lam: bool, check: bool = False) -> tuple[Tree, Leaves]:
+        """H v and J v by a reverse pass over <∂_ω, v>, which also yields the gradient."""
         direction = aligned(v, self._at.omega)
         if self._graph is not None:
             self._unmoved.check()
@@ -353,13 +368,13 @@ class LossView(View):
         second = []
         values = []
         # A node that is differentiable once is marked as such only where λ, too, requires a gradient.
-        wants_lam = lam or look or self._keep
+        wants_lam = lam or check or self._keep
         with self._problem.leaves(self._level, self._at, self._passed, omega=True, lam=wants_lam) as leaves:
             for part in self._parts:
                 with self._forward(leaves, part, bare=True) as loss:
                     value = self._scaled(loss, part)
                     grads = passes.with_graph(value, leaves.omega)
-                    if look:
+                    if check:
                         passes.check_twice_differentiable(grads)
                     if self._keep:
                         self._graph = leaves, grads
@@ -369,7 +384,7 @@ class LossView(View):
                     values.append(value.detach())
                     del grads
         self._update_buffers = False
-        gradient: Found = dict(zip(leaves.omega, first, strict=True))
+        gradient: Derivatives = dict(zip(leaves.omega, first, strict=True))
         if lam and not omega and self._problem.reducer.reduces:
             gradient = {}  # nobody asks for it, and it would travel
         by_omega, by_lam = self._split(second, omega=omega, lam=lam)
@@ -379,21 +394,21 @@ class LossView(View):
             self._omega = self._by_omega(gradient)
         return self._second(by_omega, by_lam, omega=omega, lam=lam)
 
-    def _split(self, second: Gradients, *, omega: bool, lam: bool) -> tuple[Found, Found]:
+    def _split(self, second: Gradients, *, omega: bool, lam: bool) -> tuple[Derivatives, Derivatives]:
         """What was pulled back, by ω and by λ."""
         count = len(self._at.omega) if omega else 0
         by_omega = dict(zip(self._at.omega, second[:count], strict=True)) if omega else {}
         return by_omega, dict(zip(self._at.lam, second[count:], strict=True)) if lam else {}
 
-    def _second(self, by_omega: Found, by_lam: Found, *, omega: bool, lam: bool) -> tuple[Tree, Leaves]:
+    def _second(self, by_omega: Derivatives, by_lam: Derivatives, *, omega: bool, lam: bool) -> tuple[Tree, Leaves]:
         hv = filled(list(by_omega.values()), self._at.omega) if omega else {}
         return hv, self._by_lam(by_lam) if lam else {}
 
-    def _by_lam(self, found: Found) -> Leaves:
+    def _by_lam(self, derivatives: Derivatives) -> Leaves:
         """Second derivatives by λ, of which at least one must exist for the inner loss."""
         if self._level == "inner" and not self._problem.reducer.partial:
-            passes.check_reached(found.values())
-        return self._problem.by_lam(self._level, found, self._data, self._at)
+            passes.check_reached(derivatives.values())
+        return self._problem.by_lam(self._level, derivatives, self._data, self._at)
 
     def mixed_hvp_transpose(self, u: Tree) -> Tree:
         total: list[Tensor | None] = []
@@ -406,8 +421,8 @@ class LossView(View):
                         passes.check_reached(by_lam)
                     pulled = passes.vjp(by_lam, self._of_leaves(u, leaves, data), list(leaves.omega.values()))
                     total = _plus(total, pulled)
-        _, (found,), _ = self._mean([], [dict(zip(leaves.omega, total, strict=True))], {}, leaves)
-        return filled(list(found.values()), self._at.omega)
+        _, (product,), _ = self._mean([], [dict(zip(leaves.omega, total, strict=True))], {}, leaves)
+        return filled(list(product.values()), self._at.omega)
 
     def _of_leaves(self, u: Tree, leaves: GraphLeaves, data: Sequence[Any]) -> list[Tensor]:
         """A tree of the form of λ, for the leaves."""
@@ -429,7 +444,7 @@ class LossView(View):
         values, by_omega, _ = self._mean([value], [first, second], {}, leaves)
         return self._keep_forward(values, *by_omega)
 
-    def _keep_forward(self, values: list[Tensor], first: Found, second: Found) -> Tree:
+    def _keep_forward(self, values: list[Tensor], first: Derivatives, second: Derivatives) -> Tree:
         """Keep the value, where there is one, and the gradient of a pass; return its H v."""
         self._update_buffers = False
         if values:
@@ -447,12 +462,12 @@ class LossView(View):
     def _mean(
         self,
         values: list[Tensor],
-        by_omega: list[Found],
-        by_lam: Found,
+        by_omega: list[Derivatives],
+        by_lam: Derivatives,
         leaves: GraphLeaves,
         *,
         by_backward: bool = False,
-    ) -> tuple[list[Tensor], list[Found], Found]:
+    ) -> tuple[list[Tensor], list[Derivatives], Derivatives]:
         """Values and derivatives on the whole batch, from those on this process's part."""
         if not self._problem.reducer.reduces:
             return values, by_omega, by_lam
@@ -484,14 +499,14 @@ class LossView(View):
         weight = part.weight / len(self._parts)
         return loss if weight == 1.0 else loss * weight
 
-    def _by_omega(self, found: Found) -> Tree:
+    def _by_omega(self, derivatives: Derivatives) -> Tree:
         """Derivatives by ω, of which at least one must exist."""
         if not self._problem.reducer.partial:
-            passes.check_depends(found.values(), LOSS_NAMES[self._level])
-        return filled(list(found.values()), self._at.omega)
+            passes.check_depends(derivatives.values(), LOSS_NAMES[self._level])
+        return filled(list(derivatives.values()), self._at.omega)
 
 
-def forward_gradients(value: Tensor, omega: Tree) -> tuple[Found, Found]:
+def forward_gradients(value: Tensor, omega: Tree) -> tuple[Derivatives, Derivatives]:
     """Return ∂_ω and its derivative along the tangents of ω, from a loss of dual tensors."""
     grads: Gradients = [None] * len(omega)
     if value.requires_grad:
@@ -520,17 +535,28 @@ def _plus(total: list[Tensor | None], part: Gradients) -> list[Tensor | None]:
 class Problem(LossProblem):
     """A bilevel problem from two functions of their arguments alone.
 
+    Random layers, such as dropout, are allowed if the batches have a seed.
+
     Args:
         inner_loss: G(λ, ω; batch), called as ``inner_loss(lam, omega, batch)``; returns a 0-d tensor.
         outer_loss: F(λ, ω; batch), of the same form.
-        outer_uses_lam: whether F itself reads λ. Say False where it does not, as in data cleaning: ∂_λ F then costs
-            nothing. By default each batch's first pass finds out.
+        outer_uses_lam: whether F itself reads λ. With False, as in data cleaning, ∂_λ F costs nothing. By default each
+            batch's first pass finds out.
         hvp_method: how products are computed: "auto", "autograd", "finite_difference", or a mode of autograd,
             "forward_over_reverse" or "reverse_over_reverse".
-        autocast_dtype: the dtype of autocast in every pass, such as torch.bfloat16; λ, ω, v and d stay as they are.
+        autocast_dtype: dtype of autocast in every pass, such as torch.bfloat16; λ, ω, v and d stay as they are.
         reducer: how processes share a batch.
 
-    Random layers, such as dropout, are allowed where the step's batches have a seed.
+    Raises:
+        TypeError: if a loss is not callable.
+        ValueError: if an option is unknown.
+
+    Example:
+        >>> problem = fsla.Problem(inner_loss, outer_loss, outer_uses_lam=False)
+        >>> problem.inner_at(at, batch).grad_omega
+        {'w': tensor([1., 4.])}
+        >>> problem.inner_at(at, batch).mixed_hvp(v)
+        {'x': tensor([-1., -0.])}
     """
 
     def __init__(
@@ -572,9 +598,9 @@ class Problem(LossProblem):
         return nullcontext(passes.evaluate(loss, leaves.lam, leaves.omega, part, name, self.autocast_dtype))
 
     def backward(self, value: Tensor, leaves: GraphLeaves, *, omega: bool, last: bool) -> None:
-        wanted = [t for t in (*leaves.omega.values(), *leaves.lam.values()) if t.requires_grad]
-        if wanted:
-            torch.autograd.backward(value, inputs=wanted)
+        inputs = [t for t in (*leaves.omega.values(), *leaves.lam.values()) if t.requires_grad]
+        if inputs:
+            torch.autograd.backward(value, inputs=inputs)
 
     def lam_of_batch(self, lam: Tree, data: Sequence[Any]) -> Tree:
         """Return what the inner loss reads of λ on a batch."""
@@ -599,7 +625,7 @@ def missing_derivative(error: RuntimeError) -> str | None:
     """Return the operation that has no second derivative, as far as PyTorch names it; None for other errors."""
     text = (str(error).strip() or type(error).__name__).splitlines()[0]
     for pattern in _MISSING:
-        found = re.search(pattern, text)
-        if found:
-            return found[1]
+        match = re.search(pattern, text)
+        if match:
+            return match[1]
     return text if isinstance(error, NotImplementedError) else None

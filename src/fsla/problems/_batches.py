@@ -18,7 +18,19 @@ Source = Callable[[], object] | Iterator[object]
 
 
 class MicroBatches(tuple[Any, ...]):
-    """A batch in parts of equal size: gradients are means over the parts, and memory is that of one part."""
+    """A batch in parts of equal size: gradients are means over the parts, and memory is that of one part.
+
+    Args:
+        parts: the parts, each a batch by itself.
+
+    Raises:
+        ValueError: if there are none.
+
+    Example:
+        >>> batch = fsla.MicroBatches(torch.arange(4).split(2))
+        >>> len(batch)
+        2
+    """
 
     def __new__(cls, parts: Sequence[Any]) -> Self:
         if not parts:
@@ -30,10 +42,16 @@ class MicroBatches(tuple[Any, ...]):
 class Batch:
     """One batch of a step.
 
+    A batch is its own identity: two oracles at one point share a pass if they hold the same `Batch`.
+
     Args:
-        data: what a loss is given.
-        seed: of the random layers of every pass over the batch.
-        number: which of several fixed batches it is, for methods that remember what each one said (SAGA).
+        data: argument of the losses.
+        seed: seed of the random layers, in every pass over the batch.
+        number: which of several fixed batches it is, for methods that remember each one (SAGA).
+
+    Example:
+        >>> fsla.Batch(None, seed=0) == fsla.Batch(None, seed=0)
+        False
     """
 
     data: Any
@@ -42,7 +60,7 @@ class Batch:
 
     @property
     def parts(self) -> tuple[tuple[Any, int | None], ...]:
-        """(data, seed) of each micro-batch. Each part has a mask of its own; the first has that of a whole batch."""
+        """(data, seed) of each micro-batch. Each part has another mask; the first has that of a whole batch."""
         if not isinstance(self.data, MicroBatches):
             return ((self.data, self.seed),)
         return tuple((part, mix_seed(self.seed, 0, j) if j else self.seed) for j, part in enumerate(self.data))
@@ -58,11 +76,26 @@ def batch_at(batches: Batches, t: int) -> Batch:
 
 
 class StepBatches(NamedTuple):
-    """The batches of one step, each slot named after the oracle that reads it.
+    """Batches of one step, each slot named after the oracle that reads it.
 
-    Algorithm 1 with STORM needs `outer_grad_lam` and `mixed_hvp` drawn independently of the rest. `seed` is for what an
-    algorithm itself draws, such as the length of a random Neumann series; without a seed networks with random layers
-    are refused. `mode` tells how `draw` drew the batches.
+    Algorithm 1 with STORM needs `outer_grad_lam` and `mixed_hvp` drawn independently of the others.
+
+    Args:
+        inner_grad: batches of ∂_ω G.
+        outer_grad_omega: batches of ∂_ω F.
+        hvp: batches of H v.
+        outer_grad_lam: batches of ∂_λ F.
+        mixed_hvp: batches of J v.
+        seed: seed of what an algorithm itself draws, such as the length of a random Neumann series.
+        mode: how `draw` drew the batches.
+
+    Example:
+        >>> batches = fsla.StepBatches.shared("train", "trusted", seed=0)
+        >>> batches.hvp[0] is batches.inner_grad[0]
+        True
+        >>> source = iter(range(10))
+        >>> fsla.StepBatches.draw("independent", source, source).outer_grad_lam[0].data
+        3
     """
 
     inner_grad: Batches
@@ -75,13 +108,15 @@ class StepBatches(NamedTuple):
 
     @classmethod
     def of(cls, *slots: Sequence[object] | None, seed: int | None = None, mode: str | None = None) -> StepBatches:
-        """Make the batches of a step from data; each batch gets a seed of its own.
+        """Return the batches of a step from data; each batch gets another seed.
 
         Args:
-            slots: for each of the five fields in order, the data of its batches, such as ``(data,)``; a `Batch` that
-                stands in several slots stays one. A slot that is left out or None repeats another one: `hvp` repeats
-                `inner_grad`, `mixed_hvp` the first of `inner_grad`, and `outer_grad_lam` that of `outer_grad_omega`.
-            seed: from which the seeds of the batches follow.
+            slots: for each of the five fields in order, the data of its batches, such as ``(data,)``. A `Batch` in
+                several slots stays one. A slot that is left out or None repeats another one: `hvp` repeats
+                `inner_grad`, `mixed_hvp` the first of `inner_grad`, and `outer_grad_lam` the first of
+                `outer_grad_omega`.
+            seed: seed that those of the batches follow from.
+            mode: how the batches were drawn.
         """
         seen: dict[Batch, Batch] = {}
 
@@ -102,7 +137,7 @@ class StepBatches(NamedTuple):
 
     @classmethod
     def shared(cls, inner: object, outer: object, *, seed: int | None = None) -> StepBatches:
-        """One inner and one outer batch for all oracles, as full-batch methods have it."""
+        """Return one inner and one outer batch for all oracles, as full-batch methods have it."""
         return cls.of((inner,), (outer,), seed=seed)
 
     @classmethod
@@ -154,7 +189,12 @@ def _function(source: Source, name: str) -> Callable[[], object]:
 
 
 class BatchSpec(NamedTuple):
-    """How many batches of each kind a step of an algorithm reads; 0 where it reads none."""
+    """How many batches of each kind a step of an algorithm reads; 0 if it reads none.
+
+    Example:
+        >>> fsla.algorithms.soba().batches
+        BatchSpec(inner_grad=1, outer_grad_omega=1, hvp=0, outer_grad_lam=0, mixed_hvp=0)
+    """
 
     inner_grad: int = 1
     outer_grad_omega: int = 1

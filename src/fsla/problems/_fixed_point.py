@@ -31,13 +31,21 @@ Map = Callable[[Tree, Tree, Any], Tree]
 
 
 class FixedPointProblem(Oracles):
-    """A problem from a map and an outer loss.
+    """A bilevel problem from a map Φ and an outer loss: ω_λ = Φ(λ, ω_λ).
 
     Args:
-        fixed_point_map: Φ(λ, ω; batch), called as ``fixed_point_map(lam, omega, batch)``; returns the next ω, a mapping
-            of the same form. Its iterates must converge.
+        fixed_point_map: Φ(λ, ω; batch), called as ``fixed_point_map(lam, omega, batch)``; returns the next ω, a
+            mapping of the same form. Its iterates must converge.
         outer_loss: F(λ, ω; batch), as in `fsla.Problem`.
         outer_uses_lam: whether F itself reads λ, as in `fsla.Problem`.
+
+    Raises:
+        TypeError: if `fixed_point_map` is not callable.
+
+    Example:
+        >>> equilibrium = fsla.FixedPointProblem(lambda lam, omega, batch: {"w": omega["w"] / 2 + lam["x"]}, outer_loss)
+        >>> equilibrium.inner_at(at, batch).grad_omega  # ω - Φ(λ, ω)
+        {'w': tensor([0.5000, 0.5000])}
     """
 
     def __init__(self, fixed_point_map: Map, outer_loss: Loss, *, outer_uses_lam: bool | None = None) -> None:

@@ -27,20 +27,32 @@ BatchNorm = Literal["batch", "frozen"]
 
 
 def make_functional(model: nn.Module, *, batch_norm: BatchNorm | None = None) -> tuple[Tree, Network]:
-    """Splits a network into its parameters and a function of them.
+    """Split a network into its parameters and a function of them.
 
-    Returns (omega, net): `omega` holds the trainable parameters by name, detached from the model and so a starting
-    point; ``net(omega, *inputs)`` is the network's output with those parameters in the place of its own. A missing or a
-    misspelt name is an error, never a silent use of the model's own weight. Frozen parameters and buffers are read
-    from the model.
+    A missing or misspelt name is an error, never a silent use of the model's own weight. Frozen parameters and buffers
+    are read from the model. Networks that draw random numbers in a pass need batches with a seed. Networks that write
+    their buffers are refused. The first call finds what the modules do not declare.
 
     Args:
         model: the network.
-        batch_norm: what layers with running statistics do in training mode, "batch" or "frozen" (see the module);
-            without it they are refused.
+        batch_norm: what layers with running statistics do in training mode. "batch": batch statistics in every pass,
+            and ``net.update_running_stats(omega, x)`` once a step. "frozen": running statistics in every pass. Without
+            it they are refused.
 
-    Networks that draw something on each forward pass need batches with a seed; networks that write their buffers are
-    refused. What their modules do not tell, the first call does.
+    Returns:
+        ``(omega, net)``: the trainable parameters by name, detached from the model, and a function whose
+        ``net(omega, *inputs)`` is the network's output with those parameters.
+
+    Raises:
+        TypeError: if `model` is no `torch.nn.Module`.
+        ValueError: if it has no trainable parameter.
+
+    Example:
+        >>> omega, net = fsla.make_functional(torch.nn.Linear(2, 1))
+        >>> sorted(omega)
+        ['bias', 'weight']
+        >>> net(omega, torch.zeros(3, 2)).shape
+        torch.Size([3, 1])
     """
     check_recomputation()
     if not isinstance(model, nn.Module):
@@ -116,14 +128,14 @@ class Network:
 
             return again
 
-        own = [parameters[key] for parameters, key, _ in self._places]
+        originals = [parameters[key] for parameters, key, _ in self._places]
         try:
             with recomputing_with(wrap):
                 for parameters, key, name in self._places:
                     parameters[key] = omega[name]
                 yield
         finally:
-            for (parameters, key, _), parameter in zip(self._places, own, strict=True):
+            for (parameters, key, _), parameter in zip(self._places, originals, strict=True):
                 parameters[key] = parameter
 
     def _first_call(self, inputs: tuple[Any, ...], named: dict[str, Any]) -> Any:
@@ -134,10 +146,10 @@ class Network:
         out = self._model(*inputs, **named)
         drew = not all(torch.equal(a, b) for a, b in zip(random, _random_state(), strict=True))
         if drew and not seeded.get():
-            raise ValueError(f"{_ALONE}, but it draws random numbers on each pass. {_SEED}")
+            raise ValueError(f"{_PURE}, but it draws random numbers on each pass. {_SEED}")
         written = [name for name, a, b in zip(buffers, before, versions(buffers.values()), strict=True) if a != b]
         if written:
-            raise ValueError(f"{_ALONE}, but it writes its buffers {written} on each pass. {_EVAL}")
+            raise ValueError(f"{_PURE}, but it writes its buffers {written} on each pass. {_EVAL}")
         return out
 
     @contextmanager
@@ -159,7 +171,7 @@ class Network:
         for name, m in self._normalising:
             if m.training:
                 raise ValueError(
-                    f"{_ALONE}, but {name!r} ({type(m).__name__}) in training mode moves its running statistics on "
+                    f"{_PURE}, but {name!r} ({type(m).__name__}) in training mode moves its running statistics on "
                     'each pass. Say fsla.make_functional(model, batch_norm="batch") for batch statistics in every pass '
                     'or "frozen" for the running ones, make the layer with track_running_stats=False, or call '
                     "model.eval()."
@@ -171,12 +183,12 @@ class Network:
         for name, m in self._dropping:
             if m.training and m.p > 0:
                 raise ValueError(
-                    f"{_ALONE}, but {name!r} ({type(m).__name__}) in training mode draws a new mask on each pass. "
+                    f"{_PURE}, but {name!r} ({type(m).__name__}) in training mode draws a new mask on each pass. "
                     f"{_SEED}"
                 )
 
 
-_ALONE = "The network must be a function of omega and the batch alone"
+_PURE = "The network must be a function of omega and the batch alone"
 _SEED = (
     "Give the step's batches a seed, as in StepBatches.draw(..., seed=k), which fixes the mask, or call model.eval()."
 )
@@ -184,7 +196,7 @@ _EVAL = "Call model.eval(), or keep what changes out of the network."
 
 
 def _places(model: nn.Module) -> list[tuple[dict[str, Any], str, str]]:
-    """Where the trainable parameters stand: the dictionary of a module, the key in it, and the name in ω.
+    """Places of the trainable parameters: the dictionary of a module, the key in it, and the name in ω.
 
     This is what torch.func.functional_call finds out at each call, which takes a third of a pass on a deep network.
     """

@@ -47,14 +47,31 @@ EXACT_UP_TO = 10_000_000
 
 
 class ModuleProblem(LossProblem):
-    """The problem of a model, at the point where its parameters stand.
+    """Problem of a model, at the point of its parameters.
 
     Args:
-        model: the network; its trainable parameters are ω, but for those that `outer` names.
+        model: the network; its trainable parameters are ω, except those that `outer` names.
         outer: the modules that hold λ: one, or a list or mapping of modules and parameters.
-        inner_loss, outer_loss: called as ``loss(model, outer, batch)``; they return 0-d tensors.
-        hvp_method, outer_uses_lam, autocast_dtype: as in `fsla.Problem`.
+        inner_loss: called as ``inner_loss(model, outer, batch)``; returns a 0-d tensor.
+        outer_loss: of the same form.
+        hvp_method: as in `fsla.Problem`.
+        outer_uses_lam: as in `fsla.Problem`.
+        autocast_dtype: as in `fsla.Problem`.
         reducer: how processes share a batch.
+
+    Raises:
+        TypeError: if `model` is no module, or a loss is not callable.
+
+    Example:
+        >>> model, scale = torch.nn.Linear(2, 1), torch.nn.Parameter(torch.ones(()))
+        >>> problem = fsla.problems.ModuleProblem(
+        ...     model,
+        ...     scale,
+        ...     inner_loss=lambda model, scale, batch: scale * model(batch).square().mean(),
+        ...     outer_loss=lambda model, scale, batch: model(batch).square().mean(),
+        ... )
+        >>> sorted(problem.inner_at(problem.point(), fsla.Batch(torch.ones(3, 2))).grad_omega)
+        ['bias', 'weight']
     """
 
     def __init__(
@@ -94,7 +111,7 @@ class ModuleProblem(LossProblem):
         self._sets_random = True
 
     def point(self) -> Point:
-        """Return the point where the parameters stand. The tensors are the parameters' own and move with them."""
+        """Return the point of the parameters. Its tensors are theirs, and move with them."""
         return Point(detached(self.lam), detached(self.omega))
 
     @contextmanager
@@ -200,7 +217,7 @@ class ModuleProblem(LossProblem):
         )
 
     def tensors(self) -> list[Tensor]:
-        """Return every parameter and buffer of the model and of outer, as it stands."""
+        """Return every parameter and buffer of the model and of outer."""
         return [t.detach() for part in (self.model, self.outer) for _, t in named_tensors(part)]
 
     def moving(self) -> list[Tensor]:

@@ -12,10 +12,20 @@ T = TypeVar("T")
 
 
 def cycle(batches: Iterable[T]) -> Iterator[T]:
-    """Yields the batches of a DataLoader, a list or any other iterable, again and again without end.
+    """Yield the batches of a DataLoader, a list or any other iterable, again and again.
 
-    Each time round the iterable is asked anew, so that a DataLoader that shuffles does so each time. One that has no
-    batch, or that has ended and does not begin again, is a ValueError when its next batch is asked for.
+    It iterates anew each time, so that a DataLoader that shuffles does so each time.
+
+    Args:
+        batches: an iterable that can be iterated again.
+
+    Raises:
+        ValueError: when the next batch is asked for, if there is none.
+
+    Example:
+        >>> stream = fsla.problems.cycle(["a", "b"])
+        >>> [next(stream) for _ in range(3)]
+        ['a', 'b', 'a']
     """
     for turn in count():
         number = 0
@@ -31,14 +41,21 @@ def cycle(batches: Iterable[T]) -> Iterator[T]:
 
 
 class Sampler:
-    """Draws the batches of a step: what an algorithm reads, from two sources.
+    """Sampler of a step's batches: as many as an algorithm reads, from two sources.
 
     Args:
-        spec: the algorithm's, as in ``Sampler(algorithm.batches, train_loader, trusted_loader)``.
-        inner, outer: functions without arguments that return a batch, or iterables, which are cycled through.
+        spec: the algorithm's `batches`.
+        inner: function without arguments that returns an inner batch, or an iterable, which is cycled through.
+        outer: the same for outer batches.
         mode: as in `StepBatches.draw`.
-        seed: if given, steps have the seeds seed, seed + 1, …, for networks with random layers.
-        steps_again: the products are taken on the batches of the inner steps: what unrolled differentiation wants.
+        seed: with a seed, steps have the seeds seed, seed + 1, …, for networks with random layers.
+        steps_again: whether products read the batches of the inner steps, which unrolled differentiation wants.
+
+    Example:
+        >>> algorithm = fsla.algorithms.amigo(inner_steps=2, hvp_steps=3)
+        >>> draw = fsla.problems.Sampler(algorithm.batches, range(10), ["trusted"])
+        >>> [len(slot) for slot in draw().slots]
+        [2, 1, 3, 1, 1]
     """
 
     def __init__(

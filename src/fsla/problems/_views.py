@@ -27,9 +27,19 @@ from fsla.problems._batches import Batch
 @saved
 @dataclass(frozen=True, eq=False)
 class Point:
-    """(λ, ω), and for unrolled differentiation the inner moves (ω_t, step size) that led to ω.
+    """A point (λ, ω), and for unrolled differentiation the inner moves (ω_t, step size) that led to ω.
 
     A point is its own identity: make a new one after a variable has moved, in place or not.
+
+    Args:
+        lam: λ, a mapping from names to tensors.
+        omega: ω, a mapping from names to tensors.
+        trajectory: the inner moves.
+
+    Example:
+        >>> at = fsla.Point({"x": torch.zeros(2)}, {"w": torch.ones(2)})
+        >>> at.to(torch.float64).omega["w"].dtype
+        torch.float64
     """
 
     lam: Tree
@@ -43,7 +53,7 @@ class Point:
 
 
 class Unmoved:
-    """Raises where the tensors of a point were written to since it was looked at.
+    """Raise if the tensors of a point were written to since this guard was created.
 
     A variable that moves in place takes the tensors of its old points along: derivatives there would be those of
     another point, and nothing would say so.
@@ -62,7 +72,19 @@ class Unmoved:
 
 
 class View(ABC):
-    """A loss at one point on one batch. A subclass says how gradients and products are computed; the rest is here."""
+    """Base class of views: a loss at one point on one batch.
+
+    A subclass defines `gradients`, `products`, `value` and `eps`.
+
+    Example:
+        >>> view = problem.inner_at(at, batch)
+        >>> view.value
+        tensor(2.5000)
+        >>> view.grad_omega
+        {'w': tensor([1., 4.])}
+        >>> view.mixed_hvp(v)
+        {'x': tensor([-1., -0.])}
+    """
 
     @property
     @abstractmethod
@@ -87,7 +109,7 @@ class View(ABC):
         return None
 
     def linearized(self) -> Self:
-        """Return this view, with its graph kept for several products where the problem allows it."""
+        """Return this view; its graph then serves several products, if the problem allows it."""
         return self
 
     @property
@@ -119,7 +141,7 @@ class View(ABC):
 
 
 class ProblemAtPoint(ABC):
-    """What knows a problem and the point where it stands, as an optimiser of a module does."""
+    """Base class of objects that know a problem and a point, such as an optimiser of a module."""
 
     @abstractmethod
     def problem_at_point(self) -> tuple[Oracles, Point]:
@@ -127,7 +149,19 @@ class ProblemAtPoint(ABC):
 
 
 class FiniteDifferenceCheck(NamedTuple):
-    """How much the products change when the step is halved; the error at r is about four thirds of it."""
+    """How much products by differences change if their step is halved. The error at r is about four thirds of the
+    change.
+
+    Args:
+        rel_step: relative step r.
+        hvp_change: relative change of H v.
+        mixed_hvp_change: relative change of J v.
+
+    Example:
+        >>> check = fsla.FiniteDifferenceProblem(problem).check_step(at, batch, v)
+        >>> check.hvp_change < 0.01
+        True
+    """
 
     rel_step: float
     hvp_change: float
@@ -141,7 +175,16 @@ class FiniteDifferenceCheck(NamedTuple):
 
 
 class Oracles(ABC):
-    """A problem as an algorithm sees it."""
+    """Base class of problems, as an algorithm sees them.
+
+    A subclass defines `inner_at` and `outer_at`, which return a `View` of G and of F at a point on a batch.
+
+    Example:
+        >>> isinstance(problem, fsla.problems.Oracles)
+        True
+        >>> problem.outer_at(at, batch).grad_omega
+        {'w': tensor([-1., -1.])}
+    """
 
     @abstractmethod
     def inner_at(self, at: Point, batch: Batch, *, update_buffers: bool = False) -> View:

@@ -20,7 +20,7 @@ import torch.autograd.forward_ad as forward_ad
 from torch import Tensor
 
 from fsla._tree import Leaves, RowSparse, Tree, aligned, axpy, detach, scale
-from fsla.distributed._reducer import Found, GraphLeaves, Part, Reducer
+from fsla.distributed._reducer import Derivatives, GraphLeaves, Part, Reducer
 from fsla.problems import _passes as passes
 from fsla.problems._autograd import (
     LOSS_NAMES,
@@ -40,20 +40,32 @@ NAME = LOSS_NAMES["inner"]
 
 
 class WeightedLossProblem(Problem):
-    """A bilevel problem whose inner loss is a weighted mean of sample losses.
+    """A bilevel problem whose inner loss is a weighted mean of sample losses, which makes products cheap.
 
     Args:
         per_sample_loss: l(ω; batch), one loss for each sample of the batch, as a vector.
         sample_weight: w(λ; batch), one weight for each sample of the batch, as a vector.
         outer_loss: F(λ, ω; batch), as in `fsla.Problem`.
-        regularizer: r(ω), a 0-d tensor, if there is one.
-        row_index: the indices of a batch's samples, for a λ whose every tensor has a row for each sample.
-            `sample_weight` is then given the batch's rows in the place of λ, and derivatives by λ are
-            `fsla._tree.RowSparse`: a step costs what the batch costs, but for one sweep over λ and one over d.
-        model_outputs: z(ω; batch), the network's outputs. `per_sample_loss` is then called with them in the place of
-            ω, must be convex in them, and `fsla.GaussNewtonProblem` can be used.
-        outer_uses_lam, hvp_method, autocast_dtype, reducer: as in `fsla.Problem`. "reverse_over_reverse" holds for
-            J v too.
+        regularizer: r(ω), a 0-d tensor; None for none.
+        row_index: the indices of a batch's samples, for a λ with a row for each sample in every tensor.
+            `sample_weight` then reads the batch's rows in the place of λ, and derivatives by λ hold these rows
+            alone. A step then costs what the batch costs, and one sweep over λ and d.
+        model_outputs: z(ω; batch), the network's outputs. `per_sample_loss` is then called with them in the place of ω,
+            must be convex in them, and `fsla.GaussNewtonProblem` can be used.
+        outer_uses_lam: as in `fsla.Problem`.
+        hvp_method: as in `fsla.Problem`; "reverse_over_reverse" then holds for J v too.
+        autocast_dtype: as in `fsla.Problem`.
+        reducer: as in `fsla.Problem`.
+
+    Example:
+        >>> data = torch.tensor([1.0, 3.0])
+        >>> weighted = fsla.WeightedLossProblem(
+        ...     per_sample_loss=lambda omega, batch: (omega["w"].sum() - batch) ** 2 / 2,
+        ...     sample_weight=lambda lam, batch: lam["x"].sigmoid(),
+        ...     outer_loss=outer_loss,
+        ... )
+        >>> weighted.inner_at(at, fsla.Batch(data)).value
+        tensor(0.2500)
     """
 
     def __init__(
@@ -85,7 +97,7 @@ class WeightedLossProblem(Problem):
         self.row_index = row_index
 
     def on_rows(self, row_index: Callable[[Any], Tensor]) -> Self:
-        """Return the problem for a λ that holds some rows alone; `row_index` says where those of a batch stand in it.
+        """Return the problem for a λ that holds some rows alone, at the places that `row_index` returns.
 
         F would see these rows in the place of λ, so it must not read λ: where it does, that is a ValueError.
         """
@@ -150,12 +162,12 @@ class WeightedLossProblem(Problem):
     def reads_rows(self, level: Level) -> bool:
         return level == "inner" and self.row_index is not None
 
-    def by_lam(self, level: Level, found: Found, data: Sequence[Any], at: Point) -> Leaves:
+    def by_lam(self, level: Level, derivatives: Derivatives, data: Sequence[Any], at: Point) -> Leaves:
         if not self.reads_rows(level):
-            return super().by_lam(level, found, data, at)
+            return super().by_lam(level, derivatives, data, at)
         index = self._index(data)
         shapes = {name: (len(index), *t.shape[1:]) for name, t in at.lam.items()}
-        values = {name: at.lam[name].new_zeros(shapes[name]) if g is None else g for name, g in found.items()}
+        values = {name: at.lam[name].new_zeros(shapes[name]) if g is None else g for name, g in derivatives.items()}
         return {name: RowSparse(index, values[name], len(t)) for name, t in at.lam.items()}
 
     def no_lam(self, at: Point) -> Leaves:
@@ -172,7 +184,7 @@ class WeightedLossProblem(Problem):
 
 
 class _ForbiddenLam(Mapping[str, Tensor]):
-    """The λ of an outer loss that has said that it does not read it."""
+    """The λ of an outer loss with `outer_uses_lam=False`, which raises if it is read."""
 
     def __getitem__(self, name: str) -> Tensor:
         raise ValueError(_READ)
@@ -210,7 +222,7 @@ class WeightedView(LossView):
             return super().products(v, omega=omega, lam=lam)
         (part,) = self._parts
         values: list[Tensor] = []
-        by_omega: list[Found] = []
+        by_omega: list[Derivatives] = []
         with (
             self._problem.leaves(self._level, self._at, [part.data], omega=omega, lam=False) as leaves,
             forward_ad.dual_level(),
@@ -247,22 +259,22 @@ class WeightedView(LossView):
 
         if part.weight == 0:
             return torch.zeros((), device=passes.device_of(self._at.omega)) if value else None, None
-        found: tuple[Tensor | None, Tensor | None] = self._run(both if value else slopes_alone, dual, part)
-        return found
+        result: tuple[Tensor | None, Tensor | None] = self._run(both if value else slopes_alone, dual, part)
+        return result
 
-    def _from_slopes(self, slopes: Tensor | None, leaves: GraphLeaves, part: Part) -> tuple[Found, GraphLeaves]:
+    def _from_slopes(self, slopes: Tensor | None, leaves: GraphLeaves, part: Part) -> tuple[Derivatives, GraphLeaves]:
         """J v = ∂_λ mean_j w_j <∂_ω l_j, v> on the part, and the leaves that it is a derivative by."""
         with (
             self._problem.leaves(self._level, self._at, [part.data], omega=False, lam=True) as rows,
             torch.enable_grad(),
         ):
-            found: Found = dict.fromkeys(rows.lam)
+            derivatives: Derivatives = dict.fromkeys(rows.lam)
             if slopes is not None:
                 value = self._weighted.weighted(dict(rows.lam), slopes.detach(), part.data) * part.weight
                 if value.requires_grad:
                     grads = torch.autograd.grad(value, list(rows.lam.values()), allow_unused=True)
-                    found = dict(zip(rows.lam, grads, strict=True))
-        return found, leaves._replace(lam=rows.lam)
+                    derivatives = dict(zip(rows.lam, grads, strict=True))
+        return derivatives, leaves._replace(lam=rows.lam)
 
     def _of_leaves(self, u: Tree, leaves: GraphLeaves, data: Sequence[Any]) -> list[Tensor]:
         return aligned(self._weighted.lam_of_batch(u, data), leaves.lam)
@@ -273,13 +285,13 @@ class WeightedView(LossView):
             return super().gauss_newton(v)
         (part,) = self._one_part("A Gauss-Newton product")
         with self._problem.leaves(self._level, self._at, [part.data], omega=True, lam=False) as leaves:
-            found: tuple[Found, Found] = dict.fromkeys(leaves.omega), dict.fromkeys(leaves.omega)
+            pair: tuple[Derivatives, Derivatives] = dict.fromkeys(leaves.omega), dict.fromkeys(leaves.omega)
             if part.weight != 0:
-                found = self._gradient_and_curvature(v, leaves, part)
-        _, by_omega, _ = self._mean([], list(found), {}, leaves)
+                pair = self._gradient_and_curvature(v, leaves, part)
+        _, by_omega, _ = self._mean([], list(pair), {}, leaves)
         return self._keep_forward([], *by_omega)
 
-    def _gradient_and_curvature(self, v: Tree, leaves: GraphLeaves, part: Part) -> tuple[Found, Found]:
+    def _gradient_and_curvature(self, v: Tree, leaves: GraphLeaves, part: Part) -> tuple[Derivatives, Derivatives]:
         """Gradient and Gauss-Newton product on the part, weighted as its loss is."""
         problem, omega = self._weighted, dict(leaves.omega)
         with forward_ad.dual_level(), torch.enable_grad():
@@ -317,5 +329,5 @@ def _pulled_back(z: Tensor, seed: Tensor | None, omega: Tree) -> Tree:
     """Z'ᵀ seed."""
     if seed is None:
         return passes.filled([None] * len(omega), omega)
-    found = torch.autograd.grad(z, list(omega.values()), seed, retain_graph=True, allow_unused=True)
-    return passes.filled(found, omega)
+    grads = torch.autograd.grad(z, list(omega.values()), seed, retain_graph=True, allow_unused=True)
+    return passes.filled(grads, omega)

@@ -25,7 +25,16 @@ T = TypeVar("T")
 
 
 class ForwardingView(View):
-    """A view that asks another one. All wrappers of views derive from it."""
+    """Base class of views that ask another view. A subclass overrides what it changes.
+
+    Args:
+        view: the other view.
+
+    Example:
+        >>> view = problem.inner_at(at, batch)
+        >>> fsla.problems.ForwardingView(view).value == view.value
+        tensor(True)
+    """
 
     def __init__(self, view: View) -> None:
         self._view = view
@@ -60,7 +69,15 @@ class ForwardingView(View):
 
 
 class ForwardingProblem(Oracles):
-    """A problem that asks another one, and may wrap the views of its losses."""
+    """Base class of problems that ask another problem, and may wrap the views of its losses.
+
+    Args:
+        problem: the other problem.
+
+    Example:
+        >>> fsla.problems.ForwardingProblem(problem).outer_at(at, batch).value
+        tensor(1.)
+    """
 
     def __init__(self, problem: Oracles) -> None:
         self.problem = problem
@@ -82,11 +99,16 @@ class ForwardingProblem(Oracles):
 
 
 class FiniteDifferenceProblem(ForwardingProblem):
-    """A problem whose products are differences of another one's gradients, at both levels.
+    """A problem whose products are differences of another problem's gradients, at both levels.
 
     Args:
-        problem: any problem; its gradients are all that is asked of it.
-        rel_step: r; by default chosen by the precision that the problem computes in.
+        problem: any problem; this one asks it for gradients alone.
+        rel_step: relative step r; by default chosen by the precision that the problem computes in.
+
+    Example:
+        >>> by_differences = fsla.FiniteDifferenceProblem(problem)
+        >>> by_differences.inner_at(at, batch).hvp(v)["w"].round(decimals=2)
+        tensor([1., 0.])
     """
 
     def __init__(self, problem: Oracles, rel_step: float | None = None) -> None:
@@ -95,30 +117,33 @@ class FiniteDifferenceProblem(ForwardingProblem):
         self.rel_step = rel_step
 
     def inner_at(self, at: Point, batch: Batch, *, update_buffers: bool = False) -> View:
-        def view_at(at: Point, update_buffers: bool) -> View:
-            return self.problem.inner_at(at, batch, update_buffers=update_buffers)
-
-        return DifferenceView(view_at, at, rel_step=self.rel_step, update_buffers=update_buffers)
+        return DifferenceView(self._inner(batch), at, rel_step=self.rel_step, update_buffers=update_buffers)
 
     def outer_at(self, at: Point, batch: Batch) -> View:
-        def view_at(at: Point, update_buffers: bool) -> View:
-            return self.problem.outer_at(at, batch)
-
-        return DifferenceView(view_at, at, rel_step=self.rel_step)
+        return DifferenceView(lambda at, _: self.problem.outer_at(at, batch), at, rel_step=self.rel_step)
 
     def check_step(self, at: Point, batch: Batch, v: Tree) -> FiniteDifferenceCheck:
-        def view_at(at: Point, update_buffers: bool) -> View:
-            return self.problem.inner_at(at, batch)
+        return compare_steps(self._inner(batch), at, v, self.rel_step)
 
-        return compare_steps(view_at, at, v, self.rel_step)
+    def _inner(self, batch: Batch) -> Callable[[Point, bool], View]:
+        return lambda at, update_buffers: self.problem.inner_at(at, batch, update_buffers=update_buffers)
 
 
 class DampedProblem(ForwardingProblem):
-    """A problem with H v + damping · v in the place of H v: then ‖v‖ stays below ‖∂_ω F‖ / damping where H ⪰ 0.
+    """A problem with H v + damping · v in the place of H v.
+
+    Then ‖v‖ stays below ‖∂_ω F‖ / damping where H ⪰ 0.
 
     Args:
         problem: any problem.
-        damping: one number, or one for each tensor of ω that has any, as the weight decay of an optimiser is.
+        damping: one number, or one for each tensor of ω that has any, as the weight decay of an optimiser.
+
+    Raises:
+        ValueError: if a number is negative or not finite.
+
+    Example:
+        >>> fsla.DampedProblem(problem, 0.5).inner_at(at, batch).hvp(v)
+        {'w': tensor([1.5000, 0.0000])}
     """
 
     def __init__(self, problem: Oracles, damping: Scalar | Mapping[str, Scalar]) -> None:
@@ -180,10 +205,24 @@ class _RidgeView(_DampedView):
 
 
 class GaussNewtonProblem(ForwardingProblem):
-    """A problem with the Gauss-Newton product in the place of H v, along whose directions v cannot run away.
+    """A problem with the Gauss-Newton product in the place of H v, along which v cannot run away.
 
-    It drops the curvature of the network itself. The problem must know its network's outputs, as
-    `fsla.WeightedLossProblem(..., model_outputs=...)` does.
+    It drops the curvature of the network itself.
+
+    Args:
+        problem: a problem that knows its network's outputs, as ``fsla.WeightedLossProblem(..., model_outputs=...)``
+            does.
+
+    Example:
+        >>> data = torch.tensor([1.0, 3.0])
+        >>> weighted = fsla.WeightedLossProblem(
+        ...     per_sample_loss=lambda outputs, batch: (outputs - batch) ** 2 / 2,
+        ...     sample_weight=lambda lam, batch: lam["x"].sigmoid(),
+        ...     outer_loss=outer_loss,
+        ...     model_outputs=lambda omega, batch: omega["w"].prod() * batch,
+        ... )
+        >>> fsla.GaussNewtonProblem(weighted).inner_at(at, fsla.Batch(data)).hvp(v)
+        {'w': tensor([2.5000, 2.5000])}
     """
 
     def _wrap_inner(self, view: View, batch: Batch) -> View:
@@ -198,10 +237,25 @@ class _GaussNewtonView(ForwardingView):
 
 @dataclass
 class OracleCounts:
-    """Oracle calls. `joint` tells how many times one pass gave both an HVP and a mixed product.
+    """Counts of oracle calls.
 
-    `forward` counts passes for ∂_λ G alone, in which nothing but λ requires a gradient. Products by differences count
-    as the gradients and forward passes that they are made of.
+    Products by differences count as the gradients and forward passes that they take.
+
+    Args:
+        grad: gradients ∂_ω G.
+        hvp: products H v.
+        mixed_hvp: products J v.
+        joint: passes that gave both an HVP and a mixed product.
+        mixed_hvp_transpose: products Jᵀ u.
+        forward: passes for ∂_λ G alone, in which nothing but λ requires a gradient.
+        outer_grad_lam: gradients ∂_λ F.
+        outer_grad_omega: gradients ∂_ω F.
+        inner_views: views of G.
+        outer_views: views of F.
+
+    Example:
+        >>> fsla.OracleCounts(grad=1).plus(2, fsla.OracleCounts(grad=1, hvp=1)).grad
+        3
     """
 
     grad: int = 0
@@ -221,9 +275,23 @@ class OracleCounts:
 
 
 class CountedProblem(ForwardingProblem):
-    """A problem that counts what is asked of it: calls in `calls`, calls times batch size in `samples`.
+    """A problem that counts what is asked of it.
 
     A view's gradients count once however often they are read, since they are computed once.
+
+    Args:
+        problem: any problem.
+        size: samples of a batch; by default 1 for each batch.
+
+    Attributes:
+        calls: oracle calls.
+        samples: oracle calls times batch size.
+
+    Example:
+        >>> counted = fsla.CountedProblem(problem)
+        >>> hv = counted.inner_at(at, batch).hvp(v)
+        >>> counted.calls.hvp
+        1
     """
 
     def __init__(self, problem: Oracles, size: Callable[[object], int] = lambda data: 1) -> None:
@@ -232,19 +300,20 @@ class CountedProblem(ForwardingProblem):
         self.calls = OracleCounts()
         self.samples = OracleCounts()
 
-    def inner_at(self, at: Point, batch: Batch, *, update_buffers: bool = False) -> View:
-        view = self.problem.inner_at(at, batch, update_buffers=update_buffers)
-        self.count(batch, "inner_views")
-        if isinstance(view, DifferenceView):  # counts the gradients that its products are made of
-            return view.through(lambda one: _CountedView(one, batch, self, _INNER))
-        return _CountedView(view, batch, self, _INNER)
+    def _wrap_inner(self, view: View, batch: Batch) -> View:
+        return self._counted(view, batch, "inner_views", _INNER)
 
-    def outer_at(self, at: Point, batch: Batch) -> View:
-        view = self.problem.outer_at(at, batch)
-        self.count(batch, "outer_views")
-        if isinstance(view, DifferenceView):
-            return view.through(lambda one: _CountedView(one, batch, self, _OUTER))
-        return _CountedView(view, batch, self, _OUTER)
+    def _wrap_outer(self, view: View, batch: Batch) -> View:
+        return self._counted(view, batch, "outer_views", _OUTER)
+
+    def _counted(self, view: View, batch: Batch, kind: str, names: tuple[str, str]) -> View:
+        """A view that counts; of one by differences, the views that its products ask."""
+        self.count(batch, kind)
+
+        def counted(one: View) -> View:
+            return _CountedView(one, batch, self, names)
+
+        return view.through(counted) if isinstance(view, DifferenceView) else counted(view)
 
     def count(self, batch: Batch, *names: str) -> None:
         """Count a call of each of these oracles on the batch."""
@@ -289,7 +358,7 @@ class _CountedView(ForwardingView):
         return self._view.gradients(omega=omega, lam=lam)
 
     def products(self, v: Tree, *, omega: bool = True, lam: bool = True) -> tuple[Tree, Leaves]:
-        names = [name for name, wanted in (("hvp", omega), ("mixed_hvp", lam), ("joint", omega and lam)) if wanted]
+        names = [name for name, chosen in (("hvp", omega), ("mixed_hvp", lam), ("joint", omega and lam)) if chosen]
         self._counter.count(self._batch, *names)
         return self._view.products(v, omega=omega, lam=lam)
 

@@ -1,4 +1,19 @@
-"""How a variable moves: updates, momentum, step sizes and their schedules, projections."""
+"""How a variable moves: updates, momentum, step sizes and their schedules, projections.
+
+The examples of this room go on from here:
+
+    >>> import torch
+    >>> import fsla
+    >>> x = {"w": torch.tensor([1.0, 2.0])}
+    >>> g = {"w": torch.tensor([1.0, -4.0])}
+    >>> def move(update, times=1, lr=0.1):
+    ...     variable = update.init(x)
+    ...     for _ in range(times):
+    ...         variable = update(variable, g, lr)
+    ...     return variable.value["w"].round(decimals=3)
+    >>> move(fsla.steps.GradientDescent())
+    tensor([0.9000, 2.4000])
+"""
 
 from fsla.steps._automatic import Automatic
 from fsla.steps._context import StepContext, descend

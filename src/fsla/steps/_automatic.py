@@ -75,14 +75,31 @@ class Measured:
 
 @dataclass(frozen=True)
 class Automatic(StepSizes[Measured]):
-    """Step sizes from the curvature of G, for a λ that moves by `ScaleFree`.
+    """Step sizes from the curvature of G, which need no tuning.
+
+    ω and v move by 1/L, with L measured by power iteration. λ moves by `ScaleFree`.
 
     Args:
-        new_grad_weight: η, the weight of the new gradient where λ's direction has a momentum.
-        inner, adjoint, outer: whether ω, v and λ move by these sizes; each that does not has an optimiser of its own.
-        wait: whether λ waits until v solves its equation; without, ψ is 1.
+        new_grad_weight: η, the weight of the new gradient if λ's direction has a momentum.
+        inner: whether ω moves by these sizes; if not, it has its own optimiser.
+        adjoint: the same for v.
+        outer: the same for λ.
+        wait: whether λ waits until v solves its equation; if not, ψ is 1.
         width: ψ is one half where this share of v's equation, in length, is not solved.
         block: steps over which residuals are summed, so that the noise of one block is independent of the next one's.
+
+    Raises:
+        ValueError: if a number is out of range.
+
+    Example:
+        >>> problem = fsla.Problem(
+        ...     inner_loss=lambda lam, omega, batch: ((omega["w"] - lam["x"]) ** 2).sum(),
+        ...     outer_loss=lambda lam, omega, batch: ((omega["w"] - 1) ** 2).sum(),
+        ... )
+        >>> algorithm = fsla.algorithms.soba(fsla.steps.Automatic())
+        >>> state = algorithm.init(problem, fsla.Point({"x": x["w"]}, x), fsla.StepBatches.shared(None, None))
+        >>> round(state.measured.curvature.item(), 2)
+        2.0
     """
 
     new_grad_weight: float = 0.1

@@ -18,19 +18,29 @@ from fsla.steps._updates import Updates, Variable
 
 
 class StepContext:
-    """What an algorithm's `move` is given.
+    """Context of an algorithm's `move`: views, and the sizes and updates of the step.
 
-    Views are kept while the point is asked about, and let go when another one is. The first inner view of a step moves
-    the buffers of a module, if the step is to; all others leave them.
+    A view stays while its point is asked about, and is dropped when another point is. The first inner view of a step
+    moves the buffers of a module, if the step is to move them.
 
     Args:
         problem: the two losses.
-        batches: the batches of the step.
-        rates: the sizes of the step.
+        batches: batches of the step.
+        rates: sizes of the step.
         updates: how ω, v and λ move.
         step_sizes: where the sizes come from.
-        step_count: how many steps were taken before.
-        update_buffers: whether the step moves a module's buffers; the start of a run does not.
+        step_count: steps that were taken before.
+        update_buffers: whether the step moves a module's buffers.
+
+    Example:
+        >>> from dataclasses import dataclass, replace
+        >>> @dataclass(frozen=True, kw_only=True)
+        ... class PlainTraining(fsla.Algorithm):
+        ...     def start(self, state, step):
+        ...         return state
+        ...     def move(self, state, step):
+        ...         g = step.inner_at(state.point, step.batches.inner_grad[0]).grad_omega
+        ...         return replace(state, omega=step.updates.inner(state.omega, g, step.rates.inner_lr))
     """
 
     def __init__(
@@ -115,7 +125,29 @@ def descend(
     keep: Callable[[Tree], Tree] | None = None,
     batches: Batches | None = None,
 ) -> tuple[Point, Variable]:
-    """Move ω from a point along its own gradient, `count` times; with `keep`, the point knows the way."""
+    """Move ω from a point along its own gradient, `count` times.
+
+    Args:
+        step: context of the step.
+        at: the point.
+        omega: ω at the point.
+        count: number of moves.
+        keep: copies ω before each move; the point then holds its trajectory.
+        batches: batches of the moves; by default those of `inner_grad`.
+
+    Returns:
+        The point after the moves, and ω.
+
+    Example:
+        >>> from dataclasses import dataclass, replace
+        >>> @dataclass(frozen=True, kw_only=True)
+        ... class PlainTraining(fsla.Algorithm):
+        ...     def start(self, state, step):
+        ...         return state
+        ...     def move(self, state, step):
+        ...         at, omega = fsla.steps.descend(step, state.point, state.omega, count=5)
+        ...         return replace(state, omega=omega)
+    """
     trajectory: list[tuple[Tree, Scalar]] = []
     update, lr = step.updates.inner, step.rates.inner_lr
     batches = step.batches.inner_grad if batches is None else batches

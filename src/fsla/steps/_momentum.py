@@ -22,7 +22,17 @@ from fsla.problems._views import Point
 
 @saved
 class Position(NamedTuple):
-    """Where a hypergradient is taken: (λ, ω), and the memory of the estimator, which is v where it tracks one."""
+    """Where a hypergradient is taken.
+
+    Args:
+        at: (λ, ω).
+        adjoint: memory of the estimator, which is v where it tracks one.
+
+    Example:
+        >>> position = fsla.steps.Position(fsla.Point({"x": torch.zeros(1)}, x), {})
+        >>> position.at.omega["w"]
+        tensor([1., 2.])
+    """
 
     at: Point
     adjoint: Tree
@@ -34,7 +44,18 @@ class Position(NamedTuple):
 
 
 class Direction(ABC):
-    """How the gradient of a step and what is remembered give the direction of a variable."""
+    """Base class of rules that make a direction d from stochastic gradients.
+
+    Call it with the gradient, the gradient at the old position, the last d and η.
+
+    Attributes:
+        looks_back: whether it reads the gradient at the old position.
+        remembers: whether it reads the last direction.
+
+    Example:
+        >>> fsla.steps.EMA().looks_back, fsla.steps.STORM().looks_back
+        (False, True)
+    """
 
     looks_back = False
     """Whether it reads the gradient at the old position."""
@@ -51,6 +72,13 @@ class Direction(ABC):
 
 @dataclass(frozen=True)
 class NoMomentum(Direction):
+    """Direction without memory: d = g.
+
+    Example:
+        >>> fsla.steps.NoMomentum()(g, {}, x, 0.1)["w"]
+        tensor([ 1., -4.])
+    """
+
     remembers = False
 
     def __call__(self, g: Leaves, g_old: Leaves, d: Tree, new_grad_weight: Scalar) -> Tree:
@@ -59,12 +87,29 @@ class NoMomentum(Direction):
 
 @dataclass(frozen=True)
 class EMA(Direction):
+    """Moving average: d ← (1-η) d + η g.
+
+    Example:
+        >>> fsla.steps.EMA()(g, {}, x, 0.5)["w"]
+        tensor([ 1., -1.])
+    """
+
     def __call__(self, g: Leaves, g_old: Leaves, d: Tree, new_grad_weight: Scalar) -> Tree:
         return axpy(1.0 - new_grad_weight, d, scale(new_grad_weight, g))
 
 
 @dataclass(frozen=True)
 class STORM(Direction):
+    """Variance-reduced direction: d ← g + (1-η) (d - g_old).
+
+    g_old is the gradient at the old position, on the batches of g.
+
+    Example:
+        >>> g_old = {"w": torch.tensor([2.0, -2.0])}
+        >>> fsla.steps.STORM()(g, g_old, x, 0.5)["w"]
+        tensor([ 0.5000, -2.0000])
+    """
+
     looks_back = True
 
     def __call__(self, g: Leaves, g_old: Leaves, d: Tree, new_grad_weight: Scalar) -> Tree:
@@ -74,7 +119,14 @@ class STORM(Direction):
 
 @dataclass(frozen=True)
 class SPIDER(STORM):
-    """Where η is the number 1, the old position is not asked."""
+    """STORM for steps with η = 1 now and then and 0 between (`PeriodicRefresh`).
+
+    Where η is the number 1, it does not ask for the old position.
+
+    Example:
+        >>> fsla.steps.SPIDER().asks_back(1.0), fsla.steps.SPIDER().asks_back(0.0)
+        (False, True)
+    """
 
     def asks_back(self, new_grad_weight: Scalar) -> bool:
         return not (isinstance(new_grad_weight, float) and new_grad_weight == 1.0)

@@ -12,7 +12,19 @@ from fsla._tree import Tree, norm, scale
 
 @dataclass(frozen=True)
 class Box:
-    """low ≤ λ_i ≤ high in every coordinate."""
+    """Projection onto a box: low ≤ λ_i ≤ high in every coordinate.
+
+    Args:
+        low: smallest value.
+        high: largest value.
+
+    Raises:
+        ValueError: if low exceeds high.
+
+    Example:
+        >>> fsla.steps.Box(0, 1)({"x": torch.tensor([-0.5, 0.5, 1.5])})["x"]
+        tensor([0.0000, 0.5000, 1.0000])
+    """
 
     low: float
     high: float
@@ -27,7 +39,15 @@ class Box:
 
 @dataclass(frozen=True)
 class Ball:
-    """‖λ‖ ≤ radius."""
+    """Projection onto a ball: ‖λ‖ ≤ radius.
+
+    Args:
+        radius: the largest norm.
+
+    Example:
+        >>> fsla.steps.Ball(1.0)({"x": torch.tensor([3.0, 4.0])})["x"]
+        tensor([0.6000, 0.8000])
+    """
 
     radius: float
 

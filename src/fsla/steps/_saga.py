@@ -17,14 +17,14 @@ Table = dict[str, Tree]
 
 
 def empty(like: Tree, count: int) -> Table:
-    said = {name: t.new_zeros((count, *t.shape)) for name, t in like.items()}
-    return {"said": said, "mean": {name: torch.zeros_like(t) for name, t in like.items()}}
+    last = {name: t.new_zeros((count, *t.shape)) for name, t in like.items()}
+    return {"said": last, "mean": {name: torch.zeros_like(t) for name, t in like.items()}}
 
 
 def corrected(g: Leaves, number: Tensor, table: Table) -> tuple[Tree, Table]:
-    """The direction, and the table with what batch `number` says now."""
+    """The direction, and the table with the new gradient of batch `number`."""
     index = number.reshape(1)
-    said = {}
+    last = {}
     mean = {}
     direction = {}
     for name, t in dense(g).items():
@@ -32,5 +32,5 @@ def corrected(g: Leaves, number: Tensor, table: Table) -> tuple[Tree, Table]:
         change = t - before.index_select(0, index)[0]
         direction[name] = change + table["mean"][name]
         mean[name] = table["mean"][name] + change / len(before)
-        said[name] = before.index_copy(0, index, t[None])
-    return direction, {"said": said, "mean": mean}
+        last[name] = before.index_copy(0, index, t[None])
+    return direction, {"said": last, "mean": mean}

@@ -25,7 +25,18 @@ P = TypeVar("P")
 
 
 class Rates(NamedTuple):
-    """The sizes of one step: α, τ and β of λ, ω and v, and η, the weight of the new gradient in d."""
+    """Sizes of one step.
+
+    Args:
+        outer_lr: α, which moves λ.
+        inner_lr: τ, which moves ω.
+        adjoint_lr: β, which moves v.
+        new_grad_weight: η, the weight of the new gradient in d.
+
+    Example:
+        >>> fsla.steps.constant(outer_lr=0.1, inner_lr=0.2, adjoint_lr=0.3).rates(0)
+        Rates(outer_lr=0.1, inner_lr=0.2, adjoint_lr=0.3, new_grad_weight=1.0)
+    """
 
     outer_lr: Scalar
     inner_lr: Scalar
@@ -34,7 +45,15 @@ class Rates(NamedTuple):
 
 
 class StepSizes(ABC, Generic[P]):
-    """Where the sizes of a step come from: from k alone, or from a state of type P that the run has measured."""
+    """Base class of step sizes: from k alone, or from a state that the run measures.
+
+    A subclass defines `init`, the first state, and `rates`, the sizes of step k. Derive from `Scheduled` where sizes
+    follow from k alone.
+
+    Example:
+        >>> isinstance(fsla.steps.Automatic(), fsla.steps.StepSizes)
+        True
+    """
 
     @abstractmethod
     def init(self, omega: Tree) -> P:
@@ -76,10 +95,19 @@ def _rate(value: object, name: str) -> float:
 
 
 class Scheduled(StepSizes[None]):
-    """Step sizes that are a function of k."""
+    """Base class of step sizes that are a function of k. A subclass defines `rates`.
+
+    Example:
+        >>> class Linear(fsla.steps.Scheduled):
+        ...     def rates(self, k, state=None):
+        ...         lr = max(0.0, 1 - k / 100)
+        ...         return fsla.steps.Rates(lr, lr, lr, 1.0)
+        >>> Linear().rates(50).inner_lr
+        0.5
+    """
 
     def init(self, omega: Tree) -> None:
-        return None
+        """Return None: there is no state."""
 
     @abstractmethod
     def rates(self, k: int, state: None = None) -> Rates: ...
@@ -87,7 +115,24 @@ class Scheduled(StepSizes[None]):
 
 @dataclass(frozen=True)
 class Schedule(Scheduled):
-    """First values, and the power of k+1 by which they fall, or one for each of the four."""
+    """Step sizes that fall by a power of k + 1.
+
+    Args:
+        outer_lr: α at k = 0.
+        inner_lr: τ at k = 0.
+        adjoint_lr: β at k = 0.
+        new_grad_weight: η at k = 0.
+        power: the power, or one for each of the four.
+        clip_weight: whether η is at most 1.
+
+    Raises:
+        ValueError: if a number is negative or not finite.
+
+    Example:
+        >>> sizes = fsla.steps.Schedule(0.8, 0.4, 0.4, power=(1, 0.5, 0.5, 0))
+        >>> sizes.rates(3)
+        Rates(outer_lr=0.2, inner_lr=0.2, adjoint_lr=0.2, new_grad_weight=1.0)
+    """
 
     outer_lr: float
     inner_lr: float
@@ -130,12 +175,43 @@ def _fall(k: int, power: float) -> float:
 
 
 def inverse_sqrt(delta: float = 1000.0, c_tau: float = 1e-3, c_beta: float = 1e-4, c_eta: float = 9e-4) -> Schedule:
-    """Return α_k = δ/√(k+1), τ = c_τ α, β = c_β α, η = min(1, c_η α); the defaults are Appendix E's."""
+    """Return the paper's step sizes: α = δ/√(k+1), τ = c_τ α, β = c_β α, η = min(1, c_η α).
+
+    Args:
+        delta: δ; the defaults are those of Appendix E.
+        c_tau: c_τ.
+        c_beta: c_β.
+        c_eta: c_η.
+
+    Returns:
+        The schedule.
+
+    Example:
+        >>> fsla.steps.inverse_sqrt(delta=1.0, c_tau=0.5, c_beta=0.5, c_eta=0.9).rates(3)
+        Rates(outer_lr=0.5, inner_lr=0.25, adjoint_lr=0.25, new_grad_weight=0.45)
+    """
     return Schedule(delta, c_tau * delta, c_beta * delta, c_eta * delta, power=0.5)
 
 
 def constant_over_horizon(steps: int, delta: float, c_tau: float, c_beta: float, c_eta: float) -> Schedule:
-    """Return the same, constant at α = δ/√K for a run of K steps: the bound of Theorem 5 then has no logarithm."""
+    """Return constant step sizes for a run of K steps: α = δ/√K, τ = c_τ α, β = c_β α, η = min(1, c_η α).
+
+    The bound of Theorem 5 then has no logarithm.
+
+    Args:
+        steps: K.
+        delta: δ.
+        c_tau: c_τ.
+        c_beta: c_β.
+        c_eta: c_η.
+
+    Returns:
+        The schedule.
+
+    Example:
+        >>> fsla.steps.constant_over_horizon(100, delta=1.0, c_tau=0.5, c_beta=0.5, c_eta=0.5).rates(7)
+        Rates(outer_lr=0.1, inner_lr=0.05, adjoint_lr=0.05, new_grad_weight=0.05)
+    """
     whole_number(steps, "steps", "constant_over_horizon")
     alpha = delta / math.sqrt(steps)
     return Schedule(alpha, c_tau * alpha, c_beta * alpha, c_eta * alpha)
@@ -143,9 +219,18 @@ def constant_over_horizon(steps: int, delta: float, c_tau: float, c_beta: float,
 
 @dataclass(frozen=True)
 class PeriodicRefresh(Scheduled):
-    """Other step sizes, but η = 1 at every `period`-th step and 0 between: what makes STORM SPIDER.
+    """Step sizes with η = 1 at every `period`-th step and 0 between, which makes STORM SPIDER.
 
     Give the steps with η = 1 a large batch.
+
+    Args:
+        of: step sizes that α, τ and β are taken from.
+        period: steps between two refreshes.
+
+    Example:
+        >>> sizes = fsla.steps.PeriodicRefresh(fsla.steps.constant(0.1, 0.1, 0.1), period=3)
+        >>> [sizes.rates(k).new_grad_weight for k in range(5)]
+        [1.0, 0.0, 0.0, 1.0, 0.0]
     """
 
     of: Scheduled
@@ -186,7 +271,21 @@ class InnerStep(Scheduled):
 
 
 def constant(outer_lr: float, inner_lr: float, adjoint_lr: float, new_grad_weight: float = 1.0) -> Schedule:
-    """Return the same sizes at every step."""
+    """Return step sizes that are the same at every step.
+
+    Args:
+        outer_lr: α, which moves λ.
+        inner_lr: τ, which moves ω.
+        adjoint_lr: β, which moves v.
+        new_grad_weight: η, the weight of the new gradient in d.
+
+    Returns:
+        The schedule.
+
+    Example:
+        >>> fsla.steps.constant(0.1, 0.2, 0.3).rates(1000).inner_lr
+        0.2
+    """
     return Schedule(outer_lr, inner_lr, adjoint_lr, new_grad_weight)
 
 

@@ -38,14 +38,34 @@ Memory = Mapping[str, Tree]
 
 @saved
 class Variable(NamedTuple):
-    """A variable and what its update remembers of it."""
+    """A variable and what its update remembers of it.
+
+    Args:
+        value: the variable.
+        memory: what the update remembers, as named trees.
+
+    Example:
+        >>> variable = fsla.steps.Momentum(0.9).init(x)
+        >>> variable.memory["mean"]["w"]
+        tensor([0., 0.])
+    """
 
     value: Tree
     memory: Memory = MappingProxyType({})
 
 
 class Update(ABC):
-    """A rule that moves a variable along a direction."""
+    """Base class of rules that move a variable along a direction.
+
+    Call it with the variable, the direction and the step size; it returns the moved variable.
+
+    Example:
+        >>> class SignDescent(fsla.steps.Update):
+        ...     def __call__(self, x, g, lr):
+        ...         return fsla.steps.Variable({name: t - lr * g[name].sign() for name, t in x.value.items()})
+        >>> move(SignDescent())
+        tensor([0.9000, 2.1000])
+    """
 
     @property
     def in_place(self) -> bool:
@@ -86,7 +106,12 @@ class Update(ABC):
 
 @dataclass(frozen=True)
 class GradientDescent(Update):
-    """x ← x - lr g."""
+    """Update by plain steps: x ← x - lr g.
+
+    Example:
+        >>> move(fsla.steps.GradientDescent(), times=2)
+        tensor([0.8000, 2.8000])
+    """
 
     def __call__(self, x: Variable, g: Leaves, lr: Scalar) -> Variable:
         return Variable(axpy(-lr, g, x.value))
@@ -97,7 +122,15 @@ class GradientDescent(Update):
 
 @dataclass(frozen=True)
 class Momentum(Update):
-    """m ← decay m + g,  x ← x - lr m."""
+    """Update by heavy-ball momentum: m ← decay m + g, x ← x - lr m.
+
+    Args:
+        decay: what remains of m, in [0, 1).
+
+    Example:
+        >>> move(fsla.steps.Momentum(0.9), times=2)
+        tensor([0.7100, 3.1600])
+    """
 
     decay: float = 0.9
 
@@ -114,7 +147,17 @@ class Momentum(Update):
 
 @dataclass(frozen=True)
 class Adam(Update):
-    """Moments of g and g², corrected for their start; x ← x - lr m / (√s + eps)."""
+    """Update by Adam: moments of g and g², corrected for their start; x ← x - lr m / (√s + eps).
+
+    Args:
+        b1: decay of the first moment.
+        b2: decay of the second moment.
+        eps: added to the root of the second moment.
+
+    Example:
+        >>> move(fsla.steps.Adam())
+        tensor([0.9000, 2.1000])
+    """
 
     b1: float = 0.9
     b2: float = 0.999
@@ -157,7 +200,17 @@ def adam_derivative(before: Memory, after: Memory, g: Tree, lr: Scalar, b1: floa
 
 @dataclass(frozen=True)
 class Adaptive(Update):
-    """A scale for each coordinate; with `whole`, one for the whole tree, by a moving mean of ‖g‖."""
+    """Update with a scale for each coordinate: s ← decay s + (1 - decay) g², x ← x - lr g / (√s + eps).
+
+    Args:
+        decay: what remains of s, in [0, 1).
+        eps: added to the root.
+        whole: whether one scale serves all coordinates, by a moving mean of ‖g‖.
+
+    Example:
+        >>> move(fsla.steps.Adaptive(), lr=0.01)
+        tensor([0.9680, 2.0320])
+    """
 
     decay: float = 0.9
     eps: float = 1e-3
@@ -182,7 +235,12 @@ class Adaptive(Update):
 
 @dataclass(frozen=True)
 class Normalized(Update):
-    """A step of length `lr`; none where g = 0."""
+    """Update by steps of length `lr`: x ← x - lr g / ‖g‖, and none where g = 0.
+
+    Example:
+        >>> move(fsla.steps.Normalized(), lr=1.0)
+        tensor([0.7570, 2.9700])
+    """
 
     def __call__(self, x: Variable, g: Leaves, lr: Scalar) -> Variable:
         length = norm(g)
@@ -191,7 +249,12 @@ class Normalized(Update):
 
 @dataclass(frozen=True)
 class ExponentiatedGradient(Update):
-    """x ← x exp(-lr g), for a variable whose coordinates are positive."""
+    """Update of positive variables: x ← x exp(-lr g), the step of the entropy's Bregman distance.
+
+    Example:
+        >>> move(fsla.steps.ExponentiatedGradient())
+        tensor([0.9050, 2.9840])
+    """
 
     def init(self, x: Tree) -> Variable:
         if not all(bool((t > 0).all()) for t in x.values()):
@@ -206,9 +269,20 @@ class ExponentiatedGradient(Update):
 
 @dataclass(frozen=True)
 class ScaleFree(Update):
-    """x ← x - lr scale / √(1 + k / fall) m / (√s + floor), m and s moving averages of g and g².
+    """Update in which only the direction of the gradient matters, not its size.
 
-    The size of the gradient does not matter, only its direction: `scale` is in units of x.
+    It is x ← x - lr scale / √(1 + k / fall) m / (√s + floor), with moving averages m and s of g and g².
+
+    Args:
+        scale: length of a step, in units of x.
+        fall: number of steps after which the length falls by √2.
+        average: weight of the new gradient in m.
+        second: weight of the new square in s.
+        floor: smallest scale of a coordinate, relative to the others.
+
+    Example:
+        >>> move(fsla.steps.ScaleFree(scale=0.05), lr=1.0)
+        tensor([0.9500, 2.0500])
     """
 
     scale: float = 0.05
@@ -238,7 +312,15 @@ class ScaleFree(Update):
 
 @dataclass(frozen=True)
 class SoftThreshold:
-    """The proximal step of weight · Σ |x_i|."""
+    """Proximal step of weight · Σ |x_i|, for `Proximal`.
+
+    Args:
+        weight: weight of the penalty.
+
+    Example:
+        >>> fsla.steps.SoftThreshold(1.0)({"w": torch.tensor([0.5, -2.0])}, 1.0)
+        {'w': tensor([ 0., -1.])}
+    """
 
     weight: float
 
@@ -250,7 +332,15 @@ class SoftThreshold:
 
 
 class WrappedUpdate(Update):
-    """An update around another one, which is asked for all but the move."""
+    """Base class of updates around another update, which is asked for all but the move.
+
+    Attributes:
+        update: the other update.
+
+    Example:
+        >>> issubclass(fsla.steps.Projected, fsla.steps.WrappedUpdate)
+        True
+    """
 
     update: Update
 
@@ -287,7 +377,16 @@ class WrappedUpdate(Update):
 
 @dataclass(frozen=True)
 class Proximal(WrappedUpdate):
-    """Another update, then the proximal step of a penalty h: argmin_y lr h(y) + ½ ‖y - x‖²."""
+    """Another update, then the proximal step of a penalty h: argmin_y lr h(y) + ½ ‖y - x‖².
+
+    Args:
+        prox: proximal step, called as ``prox(x, lr)``.
+        update: the other update.
+
+    Example:
+        >>> move(fsla.steps.Proximal(fsla.steps.SoftThreshold(1.0)))
+        tensor([0.8000, 2.3000])
+    """
 
     prox: Callable[[Tree, Scalar], Tree]
     update: Update = field(default_factory=GradientDescent)
@@ -299,7 +398,16 @@ class Proximal(WrappedUpdate):
 
 @dataclass(frozen=True)
 class Projected(WrappedUpdate):
-    """Another update, then a projection."""
+    """Another update, then a projection.
+
+    Args:
+        onto: projection, such as `Box`.
+        update: the other update.
+
+    Example:
+        >>> move(fsla.steps.Projected(fsla.steps.Box(0, 2)))
+        tensor([0.9000, 2.0000])
+    """
 
     onto: Projection
     update: Update = field(default_factory=GradientDescent)
@@ -319,7 +427,16 @@ class Projected(WrappedUpdate):
 
 @dataclass(frozen=True)
 class Clipped(WrappedUpdate):
-    """Another update, along the gradient clipped to a norm."""
+    """Another update, along the gradient clipped to a norm.
+
+    Args:
+        max_norm: largest norm.
+        update: the other update.
+
+    Example:
+        >>> move(fsla.steps.Clipped(1.0))
+        tensor([0.9760, 2.0970])
+    """
 
     max_norm: float
     update: Update = field(default_factory=GradientDescent)
@@ -357,7 +474,18 @@ class InPlace(WrappedUpdate):
 
 @dataclass(frozen=True)
 class TorchUpdate(Update):
-    """A torch optimiser. Its own learning rate holds; that of the step sizes is not read."""
+    """Update by a torch optimiser, in place. The optimiser's own learning rate holds.
+
+    Args:
+        optimizer: the optimiser.
+        parameters: its parameters, by name.
+
+    Example:
+        >>> w = torch.nn.Parameter(torch.tensor([1.0, 2.0]))
+        >>> update = fsla.steps.TorchUpdate(torch.optim.SGD([w], lr=0.5), {"w": w})
+        >>> update(update.init({"w": w.detach()}), g, 0.0).value["w"]
+        tensor([0.5000, 4.0000])
+    """
 
     optimizer: torch.optim.Optimizer
     parameters: Mapping[str, nn.Parameter] = field(repr=False)

@@ -1,4 +1,27 @@
-"""Training: the optimisers, the loop, records, checkpoints and weight modules."""
+"""Training: the optimisers, the loop, records, checkpoints and weight modules.
+
+The examples of this room go on from a model and a weight for each source of its data. Source "b" has wrong labels:
+
+    >>> import torch
+    >>> import fsla
+    >>> generator = torch.manual_seed(0)
+    >>> x, source = torch.randn(32, 2), ["a", "b"] * 16
+    >>> true = x.sum(1, keepdim=True)
+    >>> train = (x, torch.where(torch.arange(32)[:, None] % 2 == 0, true, -true), source)
+    >>> trusted = (x[:8], true[:8])
+    >>> model = torch.nn.Linear(2, 1)
+    >>> weights = fsla.GroupWeights(["a", "b"])
+    >>> def inner_loss(model, weights, batch):
+    ...     x, y, source = batch
+    ...     return (weights(source) * (model(x) - y).square().squeeze(1)).mean()
+    >>> def outer_loss(model, weights, batch):
+    ...     x, y = batch
+    ...     return (model(x) - y).square().mean()
+    >>> bilevel = fsla.SOBA(model, weights, inner_loss=inner_loss, outer_loss=outer_loss)
+    >>> info = bilevel.step(train, trusted)
+    >>> info.step
+    0
+"""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -13,8 +36,6 @@ from fsla.train._weights import GroupWeights, ProductWeights, SampleWeights
 if TYPE_CHECKING:
     from fsla.train._engine import CaptureError, EngineWarning, make_engine
     from fsla.train._records import Record
-    from fsla.train._run import Run, run_algorithm
-    from fsla.train._run_records import Status, health, work
 
 __all__ = [
     "FSLA",
@@ -30,29 +51,19 @@ __all__ = [
     "ProductWeights",
     "Record",
     "RollbackWarning",
-    "Run",
     "SampleWeights",
-    "Status",
     "StepInfo",
     "fit",
-    "health",
     "load_checkpoint",
     "make_engine",
-    "run_algorithm",
     "save_checkpoint",
-    "work",
 ]
 
 _LAZY = {
     "CaptureError": "_engine",
     "EngineWarning": "_engine",
     "Record": "_records",
-    "Run": "_run",
-    "Status": "_run_records",
-    "health": "_run_records",
     "make_engine": "_engine",
-    "run_algorithm": "_run",
-    "work": "_run_records",
 }
 
 

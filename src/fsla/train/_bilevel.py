@@ -56,37 +56,63 @@ FORMAT = 1
 
 
 class BilevelOptimizer(ProblemAtPoint):
-    """Moves a model, an adjoint and outer modules by a bilevel algorithm. It is no `torch.optim.Optimizer`.
+    """Any bilevel algorithm on a model, an adjoint and outer modules, in place. It is no `torch.optim.Optimizer`.
 
     Args:
         model: the network; its trainable parameters are the inner variable ω, and move in place.
         outer: the hyper-parameters λ: a module or parameter, or a list or mapping of these. A parameter that lies
             inside the model is λ, and ω is the rest.
-        inner_loss, outer_loss: called as ``loss(model, outer, batch)``; they return 0-d tensors. `outer` is what was
-            given here. Without them `backward` takes closures.
+        inner_loss: called as ``inner_loss(model, outer, batch)``; returns a 0-d tensor. `outer` is the same object.
+            Without losses `backward` takes closures.
+        outer_loss: of the same form.
         algorithm: an object such as ``fsla.algorithms.stocbio(fsla.steps.constant(0.1, 0.1, 0.1))``, or the name of one
             whose step sizes are automatic. "one_step" is the baseline without an adjoint.
-        inner_optimizer, adjoint_optimizer, outer_optimizer: what moves ω, v and λ: a torch optimiser (for v, whose
-            tensors are made here, a function such as ``functools.partial(torch.optim.SGD, lr=0.1)``, which may be given
-            for all three). Without one a variable moves as the algorithm has it, by its step sizes.
-        outer_every: λ and v move at one step in each block of so many; the others are plain training.
-        projection: keeps λ in a set, such as ``fsla.steps.Box(0, 1)``.
-        hvp_method: "autograd" (exact), "finite_difference" (of first-order gradients), or "auto": exact where the model
-            is small and allows it.
+        inner_optimizer: torch optimiser of ω, or a function of parameters that makes one, such as
+            ``functools.partial(torch.optim.SGD, lr=0.1)``. Without one ω moves by the algorithm's step sizes.
+        adjoint_optimizer: function that makes the optimiser of v, whose tensors the class creates.
+        outer_optimizer: torch optimiser of λ, or a function that makes one.
+        outer_every: λ and v move at one step in each block of this length. The other steps are plain training.
+        projection: set that λ stays in, such as ``fsla.steps.Box(0, 1)``.
+        hvp_method: "autograd" (exact), "finite_difference" (of first-order gradients), or "auto": exact if the model is
+            small and allows it.
         autocast_dtype: torch.bfloat16 for bfloat16 passes; the variables stay as they are.
         outer_uses_lam: whether the outer loss reads `outer`; by default the first pass over each batch finds out.
-        max_grad_norm: clips ∂_ω G to this norm.
-        max_adjoint_norm: keeps ‖v‖ under this bound.
-        split_batches: on several ranks, as torchrun starts them: True where each is given the same batch, and takes its
-            part; False where each is given samples of its own, as many on each.
+        max_grad_norm: norm that ∂_ω G is clipped to.
+        max_adjoint_norm: bound on ‖v‖.
+        split_batches: on several ranks, True if each receives the same batch, and takes its part. False if each
+            receives different samples, the same number on each.
         engine: "eager" takes each step from Python. "graph" captures steps as CUDA graphs and replays them, which pays
-            where kernels are short; it needs batches on the GPU, losses that are functions of their arguments, and no
-            random layers. "auto" is "graph" where that is possible, with a warning where it is not. A number that a
-            loss reads from elsewhere is captured as it is: replays are compared with the step itself at first, and at
-            one step in 512.
+            if kernels are short; it needs batches on the GPU, losses that are functions of their arguments, and no
+            random layers. "auto" is "graph" if that is possible, with a warning if it is not. A number that a loss
+            reads from elsewhere is captured as it is. Replays are compared with the step itself at first, and at one
+            step in 512.
         max_rollbacks: how often a run that diverges goes back to its last good state and halves its steps before it
-            raises; None watches nothing. The state is kept on the device: a second copy of what is trained, of v and of
-            the optimisers' states, 16 bytes a parameter under Adam in float32. 0 and None keep none.
+            raises; None watches nothing. The state stays on the device: a second copy of what is trained, of v and of
+            the optimisers' states, 16 bytes a parameter under Adam in float32. 0 and None store none.
+
+    Raises:
+        TypeError: if an argument is unknown, or the algorithm cannot move a module.
+        ValueError: if a number is out of range, or an optimiser has other parameters.
+
+    Example:
+        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        >>> bilevel = fsla.BilevelOptimizer(
+        ...     model,
+        ...     weights,
+        ...     inner_loss=inner_loss,
+        ...     outer_loss=outer_loss,
+        ...     algorithm="aid_cg",
+        ...     inner_optimizer=optimizer,
+        ... )
+        >>> info = bilevel.step(train, trusted)
+        >>> print(bilevel)
+        BilevelOptimizer(
+            algorithm: aid_cg
+            inner: 3 parameters, moved by SGD(lr=0.1)
+            adjoint: none is kept
+            outer: 2 parameters, moved by ScaleFree with automatic step sizes
+            cost: 11 gradients and 11 passes for second derivatives
+        )
     """
 
     def __init__(
@@ -226,7 +252,7 @@ class BilevelOptimizer(ProblemAtPoint):
 
     @property
     def outer(self) -> OuterModules:
-        """What was given as `outer`."""
+        """The argument `outer`."""
         return self._problem.outer
 
     @property
@@ -256,7 +282,7 @@ class BilevelOptimizer(ProblemAtPoint):
 
     @property
     def reads_independent_batches(self) -> bool:
-        """Whether the direction of λ needs batches of its own, as STORM's does."""
+        """Whether the direction of λ needs independent batches, as STORM's does."""
         return self.algorithm.looks_back
 
     def __repr__(self) -> str:
@@ -276,7 +302,7 @@ class BilevelOptimizer(ProblemAtPoint):
         return f"{type(self).__name__}(\n" + "".join(f"    {line}\n" for line in lines) + ")"
 
     def problem_at_point(self) -> tuple[Oracles, Point]:
-        """Return the problem and the point where the model stands, for `fsla.check_hypergradient`."""
+        """Return the problem and the present point, for `fsla.check_hypergradient`."""
         return RidgeProblem(self._problem, self._decay), self._problem.point()
 
     # ------------------------------------------------------------------------------------------------------------ steps
@@ -292,12 +318,19 @@ class BilevelOptimizer(ProblemAtPoint):
         """Move λ, ω and v once, in place.
 
         Args:
-            inner_batch, outer_batch: what the two losses are given: anything, or `MicroBatches` of it. An outer batch
-                that is an iterator is drawn from when λ moves, and not before; but where ω has no optimiser, the first
-                step draws from it too.
+            inner_batch: argument of the inner loss: anything, or `MicroBatches` of it.
+            outer_batch: argument of the outer loss. From an iterator a batch is drawn when λ moves, and not before; if
+                ω has no optimiser, the first step draws one too.
             independent_batches: an inner and an outer batch for the direction of λ alone, which STORM needs.
-            seed: fixes what random layers draw. By default the inner batch draws from torch's own stream, which goes on
-                as in plain training, and other batches draw from seeds that follow from it.
+            seed: fixes what random layers draw. By default the inner batch draws from torch's own stream, which goes
+                on as in plain training, and other batches draw from seeds that follow from it.
+
+        Returns:
+            What the step saw.
+
+        Raises:
+            TypeError: if the optimizer has no losses.
+            DivergenceError: if the run diverges and no rollback is left.
         """
         if not self._owns_losses:
             raise TypeError(
@@ -307,25 +340,35 @@ class BilevelOptimizer(ProblemAtPoint):
         return self.advance(self._batches(inner_batch, outer_batch, independent_batches, seed, owned=True))
 
     def advance(self, batches: StepBatches) -> StepInfo:
-        """Move λ, ω and v once, on batches that are named one by one: for algorithms that read several of a kind."""
+        """Move λ, ω and v once, on batches that are named one by one: for algorithms that read several of a kind.
+
+        Args:
+            batches: the batches.
+
+        Returns:
+            What the step saw.
+        """
         return self._move(self._cautious, batches, owned=True)
 
     def backward(self, inner: Any, outer: Any = None, *, seed: int | None = None) -> Tensor:
-        """Take the place of ``loss.backward()``: add to `.grad` of the model, and move v and λ where that is due.
+        """Take the place of ``loss.backward()``: add to `.grad` of the model, and move v and λ if that is due.
 
-        The model itself does not move: that is for the optimiser of the loop that calls. ``step(a, b)`` is
-        ``backward(a, b)``, then ``inner_optimizer.step()`` and ``zero_grad()``. Give `inner_optimizer` here too, so
+        The model itself does not move: the optimiser of the calling loop moves it. ``step(a, b)`` is ``backward(a,
+        b)``, then ``inner_optimizer.step()`` and ``zero_grad()``. Pass `inner_optimizer` to the constructor too, so
         that v knows the curvature of its weight decay.
 
         Args:
-            inner, outer: an inner and an outer batch, or, where no losses were given, two closures, each of which goes
-                forward and backward and returns its loss. An outer batch that is an iterator is drawn from when λ
-                moves. The inner closure is called once on plain steps, and twice on those where λ moves, more often on
-                the first one: each call must be of the same batch.
+            inner: an inner batch. Without losses, a closure that goes forward and backward and returns its loss. It is
+                called once on plain steps, twice on those where λ moves, and more often on the first one, each time on
+                one batch.
+            outer: an outer batch, or a closure. From an iterator a batch is drawn when λ moves.
             seed: as in `step`.
 
         Returns:
             The inner loss, without a graph.
+
+        Raises:
+            TypeError: if the algorithm asks after the model has moved, or `max_grad_norm` was passed.
         """
         if not self.algorithm.at_one_point:
             raise TypeError(
@@ -459,13 +502,16 @@ class BilevelOptimizer(ProblemAtPoint):
         )
 
     def solve(self, batch: Any, *, max_iter: int = 1000, tol: float | None = None) -> float:
-        """Train the model to convergence on a batch at the present weights, to judge them; return the inner loss.
+        """Train the model to convergence on a batch at the present weights, to judge them.
 
         Args:
-            batch: what the inner loss is given: all of the data, or `MicroBatches` of it.
+            batch: argument of the inner loss: all of the data, or `MicroBatches` of it.
             max_iter: the most iterations of L-BFGS.
-            tol: the size of the gradient, relative to 1 + ‖ω‖, at which it has converged; by default 1e-6 in float64
-                and 1e-4 in other arithmetic.
+            tol: size of the gradient, relative to 1 + ‖ω‖, at which it has converged; by default 1e-6 in float64 and
+                1e-4 in other arithmetic.
+
+        Returns:
+            The inner loss.
         """
         return solve_inner(*self.problem_at_point(), self._problem.omega, batch, max_iter=max_iter, tol=tol)
 
@@ -487,12 +533,15 @@ class BilevelOptimizer(ProblemAtPoint):
     def state_dict(self) -> dict[str, Any]:
         """Return all but the parameters of the model and of outer, as a plain dict that `torch.save` writes.
 
-        It holds the states of the optimisers that were made here, not of those that were given.
+        It holds the states of the optimisers that this class created, not of those that were passed to it.
         """
         return self._saved(self._built)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where `state_dict` was called; load the model and outer as well.
+        """Set what `state_dict` returned; load the model and outer as well.
+
+        Args:
+            state: the dict.
 
         Raises:
             ValueError: if the state is of another run; then nothing is set.
@@ -500,7 +549,7 @@ class BilevelOptimizer(ProblemAtPoint):
         self._load(state, self._built)
 
     def run_state(self) -> dict[str, Any]:
-        """Return `state_dict` with the optimisers that were given, and the state to go back to: what `fit` saves."""
+        """Return `state_dict` with all optimisers, and the state to roll back to: what `fit` saves."""
         return {"state": self._saved(self._optimizers), "good": self._good}
 
     def set_run_state(self, saved: Mapping[str, Any]) -> None:
@@ -636,14 +685,22 @@ class BilevelOptimizer(ProblemAtPoint):
 
 
 class FSLA(BilevelOptimizer):
-    """Algorithm 1 of the paper: λ by d, then ω and v at the old ω, then d from the gradient at the new point.
+    """Algorithm 1 of the paper: λ moves by d, then ω and v at the old ω, then d is taken at the new point.
 
     Args:
-        momentum: of d: "none", "average" or "storm".
-        new_grad_weight: the weight of the new gradient in d, where it has a momentum.
-        adjoint_at: where v moves: at the "old_params", as in the algorithm, or at the "new_params", for a gradient
+        model: the network.
+        outer: the hyper-parameters.
+        momentum: momentum of d: "none", "average" or "storm".
+        new_grad_weight: weight of the new gradient in d, if it has a momentum.
+        adjoint_at: whether v moves at the "old_params", as in the algorithm, or at the "new_params", for one gradient
             more.
         options: those of `BilevelOptimizer`.
+
+    Example:
+        >>> bilevel = fsla.FSLA(model, weights, inner_loss=inner_loss, outer_loss=outer_loss)
+        >>> info = bilevel.step(train, trusted)
+        >>> sorted(bilevel.adjoint)
+        ['bias', 'weight']
     """
 
     def __init__(
@@ -661,10 +718,22 @@ class FSLA(BilevelOptimizer):
 
 
 class SOBA(BilevelOptimizer):
-    """All three variables move at once, from one inner and one outer batch: the cheapest step. Start with it.
+    """ω, v and λ move at once, from one inner and one outer batch: the cheapest step. Start with it.
 
     Args:
+        model: the network.
+        outer: the hyper-parameters.
         options: those of `BilevelOptimizer`.
+
+    Example:
+        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        >>> bilevel = fsla.SOBA(
+        ...     model, weights, inner_loss=inner_loss, outer_loss=outer_loss, inner_optimizer=optimizer, outer_every=4
+        ... )
+        >>> for _ in range(200):
+        ...     info = bilevel.step(train, trusted)
+        >>> weights.as_dict()["a"] > weights.as_dict()["b"]
+        True
     """
 
     def __init__(self, model: nn.Module, outer: OuterModules, **options: Any) -> None:
@@ -672,11 +741,19 @@ class SOBA(BilevelOptimizer):
 
 
 class MASOBA(BilevelOptimizer):
-    """SOBA with a moving average of λ's direction, and λ moved by that of the step before.
+    """SOBA whose λ moves by a moving average of its directions, one step late.
 
     Args:
-        new_grad_weight: the weight of the new gradient in the average.
+        model: the network.
+        outer: the hyper-parameters.
+        new_grad_weight: weight of the new gradient in the average.
         options: those of `BilevelOptimizer`.
+
+    Example:
+        >>> bilevel = fsla.MASOBA(model, weights, inner_loss=inner_loss, outer_loss=outer_loss)
+        >>> info = bilevel.step(train, trusted)
+        >>> bilevel.step_count
+        1
     """
 
     def __init__(self, model: nn.Module, outer: OuterModules, *, new_grad_weight: float = 0.1, **options: Any) -> None:

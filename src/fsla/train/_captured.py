@@ -46,11 +46,27 @@ the step itself makes of a change of its start by rounding."""
 
 
 class CaptureError(RuntimeError):
-    """A step that cannot be captured, or that would not give the numbers of the step itself."""
+    """Error of a step that cannot be captured, or that would not give the numbers of the step itself.
+
+    Example:
+        >>> generator = torch.Generator()  # on the CPU, which has no graphs
+        >>> algorithm = fsla.algorithms.soba(fsla.steps.constant(0.1, 0.1, 0.1))
+        >>> problem = fsla.Problem(lambda lam, omega, batch: omega["w"], lambda lam, omega, batch: omega["w"])
+        >>> try:
+        ...     fsla.train.make_engine("graph", algorithm, problem, None, generator, None)
+        ... except fsla.train.CaptureError as error:
+        ...     print(str(error).split(":")[0])
+        Engine 'graph' is unavailable
+    """
 
 
 class EngineWarning(UserWarning):
-    """A faster engine is unavailable, or was given up, and why."""
+    """Warning that a faster engine is unavailable, or failed, and why.
+
+    Example:
+        >>> import warnings
+        >>> warnings.simplefilter("error", fsla.train.EngineWarning)  # to stop rather than step eagerly
+    """
 
 
 class Recorder:

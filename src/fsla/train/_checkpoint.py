@@ -20,20 +20,56 @@ KIND = "a checkpoint"
 
 
 class CheckpointError(ValueError):
-    """A checkpoint that cannot be read, written or used; the text is the whole message."""
+    """Error of a checkpoint that cannot be read, written or used; the text is the whole message.
+
+    Example:
+        >>> try:
+        ...     fsla.train.load_checkpoint("missing.safetensors")
+        ... except fsla.CheckpointError as error:
+        ...     print(error)
+        Cannot read missing.safetensors: No such file or directory. Remove it, or name another file.
+    """
 
 
 def save_checkpoint(path: str | Path, value: object) -> None:
-    """Write a nest of values, whole or not at all: where it fails, a file that was there stays as it is.
+    """Write a nest of values to a file, whole or not at all. If it fails, a file that was there stays.
+
+    Nothing is pickled.
+
+    Args:
+        path: the file.
+        value: a nest of states, mappings, tuples, lists, numbers, strings and dense tensors.
 
     Raises:
-        CheckpointError: if the file cannot be written, or the path names a link or anything else but a regular file.
+        CheckpointError: if the file cannot be written, or the path names anything but a regular file.
+        TypeError: if the nest holds anything else.
+
+    Example:
+        >>> fsla.train.save_checkpoint("run.safetensors", {"step": 3, "weight": model.weight.detach()})
+        >>> fsla.train.load_checkpoint("run.safetensors")["step"]
+        3
     """
     save_nest(Path(path), KIND, value)
 
 
 def load_checkpoint(path: str | Path, device: torch.device | str = "cpu") -> object:
-    """Return the nest of values, its tensors on the device."""
+    """Return the nest of values in a file of `save_checkpoint`.
+
+    Args:
+        path: the file.
+        device: where its tensors go.
+
+    Returns:
+        The nest.
+
+    Raises:
+        CheckpointError: if the file is damaged, or is no checkpoint.
+
+    Example:
+        >>> fsla.train.save_checkpoint("run.safetensors", [1, 2])
+        >>> fsla.train.load_checkpoint("run.safetensors")
+        [1, 2]
+    """
     return load_nest(Path(path), KIND, device)[0]
 
 
@@ -46,8 +82,8 @@ def save_nest(path: Path, kind: str, value: object, run_id: str | None = None) -
             return container.write(path, kind, tensors, nest, run_id)
     except OSError as error:
         raise CheckpointError(
-            f"The checkpoint {path} must be written, and was not: {error.strerror or error}. The file that was there "
-            "before, if any, is intact. Make room or choose another place, and start the run again to resume."
+            f"Cannot write the checkpoint {path}: {error.strerror or error}. The file that was there before, if any, "
+            "is intact. Make room or choose another place, and start the run again to resume."
         ) from error
 
 

@@ -33,7 +33,7 @@ minute."""
 class Engine(Protocol):
     @property
     def name(self) -> str:
-        """Which of ENGINES it is: "eager" as well once a captured step was given up."""
+        """Which of ENGINES it is: "eager" as well after a captured step failed."""
         ...
 
     @property
@@ -77,23 +77,41 @@ def make_engine(
     steps: int | None = None,
     budget_s: float | None = None,
 ) -> Engine:
-    """Return the engine of a name.
+    """Return the engine of a name, whose ``advance(state, n)`` takes the next n steps of a functional run.
 
-    A step is captured when `advance` first takes one. What cannot be captured, such as a loss that asks a tensor for a
-    number, is an error of that call; with "auto" it is a warning, and steps are taken eagerly.
+    A step is captured when `advance` first takes one. If a step cannot be captured, such as a loss that asks a tensor
+    for a number, that call raises; with "auto" it warns, and steps are taken eagerly.
 
     Args:
-        name: one of ENGINES.
-        algorithm, problem, draw: what takes a step.
+        name: "auto", "eager", "graph" or "compile".
+        algorithm: what takes a step.
+        problem: the two losses.
+        draw: returns the batches of a step.
         generator: its device is where the run is. On a GPU `draw` must draw from it alone, on the device: the draw is
             captured with the step.
-        state: where the run stands.
-        steps: how long the run is, for "auto"; None is long. Not what is left of it: a run that is resumed must go on
-            with the engine that it began with.
+        state: state of the run.
+        steps: length of the run, for "auto"; None is long. Give the whole length to a run that is resumed, so that it
+            goes on with its first engine.
         budget_s: the run's budget in seconds, for "auto": a short one is not spent on preparations.
+
+    Returns:
+        The engine.
 
     Raises:
         CaptureError: if "graph" or "compile" is asked for, and the algorithm or the device does not allow it.
+
+    Example:
+        >>> problem = fsla.Problem(
+        ...     inner_loss=lambda lam, omega, batch: ((omega["w"] - lam["x"]) ** 2).sum() / 2,
+        ...     outer_loss=lambda lam, omega, batch: ((omega["w"] - 1) ** 2).sum() / 2,
+        ... )
+        >>> at = fsla.Point({"x": torch.zeros(1)}, {"w": torch.zeros(1)})
+        >>> batches = fsla.StepBatches.shared(None, None)
+        >>> algorithm = fsla.algorithms.soba(fsla.steps.constant(0.2, 0.5, 0.5))
+        >>> state = algorithm.init(problem, at, batches)
+        >>> engine = fsla.train.make_engine("auto", algorithm, problem, lambda: batches, torch.Generator(), state)
+        >>> engine.name, engine.advance(state, 5).step_count
+        ('eager', 5)
     """
     pick(name, dict.fromkeys(ENGINES), "engine")
     problem = problem if isinstance(problem, CountedProblem) else CountedProblem(problem)

@@ -16,22 +16,32 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from fsla._json_values import Plain, finite, named, plain
+from fsla._json_values import Plain, among, either, finite, mapping, named, plain, record
 from fsla._tree import is_sharded
 from fsla.problems._module import named_tensors
 from fsla.train._bilevel import BilevelOptimizer
 from fsla.train._guard import StepInfo
 from fsla.train._loader_state import Feed, RandomState, begin_together
-from fsla.train._loop import Callback, EvalFn, FitResult, Progress, Settings, StopReason, run_loop
+from fsla.train._loop import Callback, EvalFn, FitResult, Progress, Settings, Stepper, StopReason, run_loop
 from fsla.train._manager import Resume
 from fsla.train._optimizers import NAMES
 from fsla.train._records import Record
 from fsla.train._schema import check_like
 
-_OWN = ("step", "inner_loss", "outer_loss", "hypergradient_norm", "adjoint_norm", "hessian_norm", "outer_step_scale")
-_ALONE = "metric"
+_RESERVED = (
+    "step",
+    "inner_loss",
+    "outer_loss",
+    "hypergradient_norm",
+    "adjoint_norm",
+    "hessian_norm",
+    "outer_step_scale",
+)
+_UNNAMED = "metric"
 """What a number is called that `eval_fn` returns without a name."""
 _BY_RANK = "drawn by each rank"
+_GOOD = record(owned=lambda value: isinstance(value, bool), tensors=lambda value: True, state=mapping)
+_RUN = record(state=mapping, good=either(among(None), _GOOD))
 
 
 def fit(
@@ -55,37 +65,53 @@ def fit(
     progress_bar: bool = True,
     tensorboard: bool = False,
 ) -> FitResult:
-    """Take `max_steps` steps of an algorithm, and return their result. With a folder it can be interrupted at any time.
+    """Train a model and its outer modules for `max_steps` steps, and return the result.
 
-    Called again with the same folder it goes on from the last checkpoint; on a CPU it ends with the weights, bit by
-    bit, of a run that was not interrupted. SIGTERM and SIGINT (Ctrl-C) save the run at the end of the step and raise
-    SystemExit with the code 143 or 130; a second one takes effect at once.
+    With `output_dir` the run can be interrupted at any time: the same call resumes from the last checkpoint. On a CPU
+    it ends with the weights, bit by bit, of a run that was not interrupted. SIGTERM and SIGINT (Ctrl-C) save the run
+    at the end of the step and raise SystemExit with the code 143 or 130. A second signal takes effect at once.
+
+    A resume restores neither random states of a data set nor those of persistent workers.
 
     Args:
         optimizer: a `fsla.BilevelOptimizer`, such as `fsla.SOBA`.
-        inner_loader, outer_loader: the batches of the inner and of the outer loss; each loader starts anew when it
-            ends. Without the latter the outer loss is given None. Under STORM a step takes two batches of each.
-        max_steps: in all, those before a resume too.
-        output_dir: for records.jsonl, checkpoints and a lock; None keeps nothing. A link in the place of one of these
-            files is refused.
+        inner_loader: batches of the inner loss; it starts anew when it ends. Under STORM a step takes two batches.
+        outer_loader: batches of the outer loss; without it the outer loss receives None.
+        max_steps: steps in all, also those before a resume.
+        output_dir: folder for records.jsonl, checkpoints and a lock; with None nothing is written. A link in the place
+            of one of these files is refused.
         eval_fn: called with the model in evaluation mode, without gradients; returns numbers by name, or a number.
-            Random states and modes are put back after it.
+            Random states and modes are restored after it.
         eval_every: steps between two records.
-        patience: ends the run after so many evaluations in a row whose first number is not below the lowest before.
-        lr_schedulers: of the optimisers that `optimizer` was given; stepped after each step, ReduceLROnPlateau with the
-            first number of each evaluation.
+        patience: ends the run after this many evaluations in a row whose first number is not below the lowest before.
+        lr_schedulers: schedulers of the torch optimisers that were passed to `optimizer`. They are stepped after each
+            step, ReduceLROnPlateau with the first number of each evaluation.
         callbacks: called as ``callback(optimizer, record)`` after each record; one that returns True ends the run.
-            Random states are put back after them.
-        save_every, save_every_minutes: steps and minutes between two checkpoints; there is one at the end, too.
-        save_total_limit: how many checkpoints are kept.
-        resume: "previous" goes on from the last checkpoint but one, False refuses to go on from any.
-        run_config: what this is a run of, besides what `optimizer` knows: data, seed, settings, as plain values. A
-            checkpoint with another one is refused.
+            Random states are restored after them.
+        save_every: steps between two checkpoints; the last step has one too.
+        save_every_minutes: minutes between two checkpoints.
+        save_total_limit: how many checkpoints stay in the folder.
+        resume: "previous" resumes from the last checkpoint but one; False refuses to resume from any.
+        run_config: data, seed and settings that `optimizer` does not know, as plain values. A checkpoint with another
+            one is refused.
         max_seconds: ends the run when its steps have taken longer.
-        progress_bar: a bar, where stderr is a terminal.
-        tensorboard: writes records for TensorBoard into the folder as well.
+        progress_bar: whether to draw a bar, if stderr is a terminal.
+        tensorboard: whether to write records for TensorBoard into the folder as well.
 
-    What a resume cannot know: random states of a data set's own, and those of persistent workers.
+    Returns:
+        The records, and how the run ended.
+
+    Raises:
+        CheckpointError: if the folder holds another run, or cannot be written.
+        DivergenceError: if the run diverges and rollbacks do not help.
+        TypeError, ValueError: if an argument is of the wrong kind or out of range.
+
+    Example:
+        >>> result = fsla.fit(bilevel, [train], [trusted], max_steps=100, eval_every=50)
+        >>> [record["step"] for record in result.records]
+        [50, 100]
+        >>> weights.as_dict()["a"] > weights.as_dict()["b"]
+        True
     """
     if not isinstance(optimizer, BilevelOptimizer):
         raise TypeError(f"optimizer must be a fsla.BilevelOptimizer. Got {type(optimizer).__name__} instead.")
@@ -116,7 +142,7 @@ def fit(
     return run_loop(OptimizerStepper(optimizer, feeds, schedulers), settings)
 
 
-class OptimizerStepper:
+class OptimizerStepper(Stepper):
     """Steps of a `BilevelOptimizer`, on the batches of its loaders, with its schedulers.
 
     Args:
@@ -126,10 +152,6 @@ class OptimizerStepper:
     """
 
     longest = 1  # a signal ends a run after the step in which it comes
-    stride = 1
-    records_start = False
-    preparation_s = 0.0
-    oracle_calls = 0
 
     def __init__(self, optimizer: BilevelOptimizer, feeds: Sequence[Feed], schedulers: Sequence[Any]) -> None:
         self.subject = optimizer
@@ -146,17 +168,14 @@ class OptimizerStepper:
     @property
     def identity(self) -> Mapping[str, object]:
         reducer = self._optimizer.reducer
-        own = {"ranks that bring their own batches": self.group.world_size}
+        local = {"ranks that bring their own batches": self.group.world_size}
         return {
             **self._optimizer.identity,
             "schedulers": [type(scheduler).__name__ for scheduler in self._schedulers],
             "batches": [feed.count for feed in self._feeds],
             **({"parameters in shards": True} if reducer.sharded else {}),
-            **({} if reducer.split_batches else own),
+            **({} if reducer.split_batches else local),
         }
-
-    def begin(self, max_steps: int, max_seconds: float | None) -> None:
-        pass
 
     def advance(self, n: int) -> None:
         optimizer = self._optimizer
@@ -182,13 +201,13 @@ class OptimizerStepper:
     def measure(
         self, progress: Progress, reason: StopReason | None, eval_fn: EvalFn | None
     ) -> tuple[Record, float | None]:
-        record: dict[str, Plain] = {"step": progress.step}
-        for name in _OWN[1:]:
-            record[name] = finite(plain(getattr(self._info, name), name), name, [])
+        entry: dict[str, Plain] = {"step": progress.step}
+        for name in _RESERVED[1:]:
+            entry[name] = finite(plain(getattr(self._info, name), name), name, [])
         if eval_fn is None:
-            return record, None
+            return entry, None
         metrics = _evaluated(self._optimizer.model, eval_fn)
-        return record | metrics, next(iter(metrics.values()))
+        return entry | metrics, next(iter(metrics.values()))
 
     def evaluated(self, value: float | None) -> None:
         for scheduler in self._schedulers:
@@ -221,12 +240,14 @@ class OptimizerStepper:
         check_like("its model", saved["model"], _tensors_of(optimizer.model))
         check_like("its outer", saved["outer"], _tensors_of(optimizer.outer))
         check_like("a scheduler", saved["schedulers"], [scheduler.state_dict() for scheduler in self._schedulers])
-        with RandomState.kept():
+        if not _RUN(saved["run"]):
+            raise ValueError("what it holds of the optimizer is malformed")
+        with RandomState.preserved():
             RandomState.set(drawn["random"])
             for feed, position in zip(self._feeds, drawn["loaders"], strict=True):
                 feed.seek(position)
             for feed, position in zip(self._feeds, drawn["loaders"], strict=True):
-                feed.settle(position)
+                feed.restore_generators(position)
         optimizer.set_run_state(saved["run"])
         _set_tensors(saved["model"], optimizer.model)
         _set_tensors(saved["outer"], optimizer.outer)
@@ -238,13 +259,13 @@ class OptimizerStepper:
 
 def _evaluated(model: nn.Module, eval_fn: EvalFn) -> dict[str, Any]:
     with _evaluating(model):
-        found = eval_fn(model)
-    metrics = dict(named(found, "eval_fn")) if isinstance(found, Mapping) else {_ALONE: found}
-    taken = [name for name in _OWN if name in metrics]
+        values = eval_fn(model)
+    metrics = dict(named(values, "eval_fn")) if isinstance(values, Mapping) else {_UNNAMED: values}
+    taken = [name for name in _RESERVED if name in metrics]
     if taken or not metrics:
         raise ValueError(
             f"eval_fn must return numbers by names of its own. Got {', '.join(map(repr, taken)) or 'none'}; the names "
-            f"{', '.join(_OWN)} are taken."
+            f"{', '.join(_RESERVED)} are taken."
         )
     numbers: dict[str, Any] = {}
     for name, value in metrics.items():
@@ -273,9 +294,9 @@ def _evaluating(model: nn.Module) -> Iterator[None]:
 def _check_schedulers(optimizer: BilevelOptimizer, schedulers: Sequence[Any], eval_fn: EvalFn | None) -> None:
     if eval_fn is None and any(isinstance(scheduler, ReduceLROnPlateau) for scheduler in schedulers):
         raise ValueError("ReduceLROnPlateau requires eval_fn=, a function of the model that returns a number.")
-    mine = [getattr(optimizer, name) for name in NAMES if getattr(optimizer, name) is not None]
+    optimizers = [getattr(optimizer, name) for name in NAMES if getattr(optimizer, name) is not None]
     for scheduler in schedulers:
-        if not any(getattr(scheduler, "optimizer", None) is own for own in mine):
+        if not any(getattr(scheduler, "optimizer", None) is one for one in optimizers):
             raise ValueError(
                 f"A scheduler must be of an optimiser that was given to {type(optimizer).__name__}: one of "
                 f"{', '.join(NAMES)}. Got a {type(scheduler).__name__} of another one. Variables without an optimiser "

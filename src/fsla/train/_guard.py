@@ -26,7 +26,24 @@ COMPARABLE = 1e-3
 
 
 class StepInfo(NamedTuple):
-    """What a step saw. The numbers are 0-d tensors, so that the host need not wait for the device."""
+    """What a step saw.
+
+    The numbers are 0-d tensors, so that the host need not wait for the device.
+
+    Args:
+        step: number of the step, from 0.
+        inner_loss: G on the step's batch.
+        outer_loss: F on the step's batch; None if λ did not move.
+        hypergradient_norm: ‖d‖.
+        adjoint_norm: ‖v‖.
+        hessian_norm: L, a running estimate of the largest eigenvalue of H; None if it is not measured.
+        outer_step_scale: ψ in [0, 1], the multiplier of λ's step; None if `outer_optimizer` was passed.
+
+    Example:
+        >>> info = bilevel.step(train, trusted)
+        >>> info.step, bool(info.outer_loss > 0)
+        (1, True)
+    """
 
     step: int
     inner_loss: Tensor | None
@@ -41,11 +58,30 @@ class StepInfo(NamedTuple):
 
 
 class DivergenceError(RuntimeError):
-    """A run diverged, and going back with shorter steps did not help."""
+    """Error of a run that diverged, where rollbacks with shorter steps did not help.
+
+    Example:
+        >>> diverging = torch.optim.SGD(model.parameters(), lr=100.0)
+        >>> bilevel = fsla.SOBA(
+        ...     model, weights, inner_loss=inner_loss, outer_loss=outer_loss, inner_optimizer=diverging, max_rollbacks=0
+        ... )
+        >>> try:
+        ...     for _ in range(100):
+        ...         info = bilevel.step(train, trusted)
+        ... except fsla.DivergenceError as error:
+        ...     print(str(error).split(" at ")[0])
+        The run diverged
+    """
 
 
 class RollbackWarning(UserWarning):
-    """A run diverged, and goes on from the last good state with shorter steps."""
+    """Warning that a run diverged, and goes on from its last good state with shorter steps.
+
+    Example:
+        >>> import warnings
+        >>> with warnings.catch_warnings(action="error", category=fsla.RollbackWarning):
+        ...     info = bilevel.step(train, trusted)  # stops a run at its first divergence
+    """
 
 
 @dataclass
@@ -102,8 +138,8 @@ class Guard:
 
     def should_keep(self, step: int) -> bool:
         """Return whether the state after this step is one to go back to. Not while a quantity has just grown."""
-        kept = (step + 1) % KEEP_EVERY == 0 or step + 1 == CHECK_EVERY
-        return kept and not any(scale.growths for scale in self._scales.values())
+        due = (step + 1) % KEEP_EVERY == 0 or step + 1 == CHECK_EVERY
+        return due and not any(scale.growths for scale in self._scales.values())
 
     def observe(self, info: StepInfo) -> str:
         """Return what grows if the run diverges, else an empty string. Asks the device."""

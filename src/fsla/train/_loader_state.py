@@ -30,11 +30,11 @@ class RandomState:
     def now(*, cuda: bool = True) -> dict[str, Any]:
         """Return the states. Those of GPUs are none where no GPU was used."""
         used = cuda and torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
-        found = numpy.random.get_state(legacy=False)
+        numpy_state = numpy.random.get_state(legacy=False)
         version, numbers, gauss = random.getstate()
         return {
             "torch": to_text(torch.get_rng_state()),
-            "numpy": found | {"state": {name: _packed(part) for name, part in found["state"].items()}},
+            "numpy": numpy_state | {"state": {name: _packed(part) for name, part in numpy_state["state"].items()}},
             "python": [version, _packed(numpy.array(numbers, dtype="uint32")), gauss],
             "cuda": [to_text(state) for state in (torch.cuda.get_rng_state_all() if used else [])],
         }
@@ -42,10 +42,10 @@ class RandomState:
     @staticmethod
     def set(state: dict[str, Any]) -> None:
         """Set what `now` returned."""
-        own = state["numpy"]
+        words = {name: _unpacked(part) for name, part in state["numpy"]["state"].items()}
         version, numbers, gauss = state["python"]
         torch.set_rng_state(from_text(state["torch"]))
-        numpy.random.set_state(own | {"state": {name: _unpacked(part) for name, part in own["state"].items()}})
+        numpy.random.set_state(state["numpy"] | {"state": words})
         random.setstate((version, tuple(_unpacked(numbers).tolist()), gauss))
         if state["cuda"]:
             for device, text in zip(range(torch.cuda.device_count()), state["cuda"], strict=False):
@@ -53,7 +53,7 @@ class RandomState:
 
     @classmethod
     @contextmanager
-    def kept(cls) -> Iterator[None]:
+    def preserved(cls) -> Iterator[None]:
         """Put the states back after what is drawn inside."""
         state = cls.now()
         try:
@@ -68,7 +68,7 @@ def to_text(state: Tensor) -> str:
 
 
 def from_text(text: str) -> Tensor:
-    """Return what `to_text` made text of."""
+    """Return the state of a torch generator from its text."""
     return torch.frombuffer(bytearray.fromhex(text), dtype=torch.uint8)
 
 
@@ -135,10 +135,10 @@ class Feed:
         self._index = 1
         return batch
 
-    def check_same(self, ranks: ProcessGroup) -> None:
+    def check_same(self, group: ProcessGroup) -> None:
         """Raises if the loader gives each rank its own samples, and the ranks would share these out once more."""
         if any(isinstance(sampler, DistributedSampler) for sampler in self._samplers()):
-            ranks.abort(
+            group.abort(
                 f"{self._name} must give every rank the same batches where split_batches=True. Its DistributedSampler "
                 "gives each its own. Leave the sampler out, or pass split_batches=False."
             )
@@ -162,7 +162,7 @@ class Feed:
         }
 
     def seek(self, position: dict[str, Any]) -> None:
-        """Goes to a position by drawing. The shared random states are the caller's to put back; see `settle`."""
+        """Go to a position by drawing. The caller restores the shared random states; see `restore_generators`."""
         if not _POSITION(position):
             raise ValueError(f"its place in {self._name} is malformed")
         self._epoch = position["epoch"]
@@ -174,12 +174,12 @@ class Feed:
         for i in range(position["index"]):
             if next(self._batches, _END) is _END:
                 raise CheckpointError(
-                    f"{self._name} must have the batches that it had when the run was saved, {position['index']} of "
-                    f"them in epoch {self._epoch}. It ended after {i}. Give the same data, or name another folder."
+                    f"Cannot resume: {self._name} ended after {i} batches in epoch {self._epoch}, and had "
+                    f"{position['index']} when the run was saved. Give the same data, or name another folder."
                 )
         self._index = position["index"]
 
-    def settle(self, position: dict[str, Any]) -> None:
+    def restore_generators(self, position: dict[str, Any]) -> None:
         """Puts the loader's own generators where they were; done last, since two loaders may share one."""
         self.set_generators(position["generators"])
 
@@ -198,23 +198,23 @@ class Feed:
         return [to_text(g.get_state()) for g in self._generators()]
 
     def _generators(self) -> list[torch.Generator]:
-        """The generators that a DataLoader and its samplers were given, each once."""
-        found = [getattr(owner, "generator", None) for owner in (self._loader, *self._samplers())]
-        return list(dict.fromkeys(g for g in found if isinstance(g, torch.Generator)))
+        """The generators of a DataLoader and its samplers, each once."""
+        candidates = [getattr(owner, "generator", None) for owner in (self._loader, *self._samplers())]
+        return list(dict.fromkeys(g for g in candidates if isinstance(g, torch.Generator)))
 
     def _samplers(self) -> list[Any]:
         """What a DataLoader draws by: its sampler, its batch sampler, and that one's, each once."""
         batch_sampler = getattr(self._loader, "batch_sampler", None)
-        found = [getattr(self._loader, "sampler", None), batch_sampler, getattr(batch_sampler, "sampler", None)]
-        return [s for i, s in enumerate(found) if s is not None and not any(s is other for other in found[:i])]
+        candidates = [getattr(self._loader, "sampler", None), batch_sampler, getattr(batch_sampler, "sampler", None)]
+        return [s for i, s in enumerate(candidates) if s is not None and not any(s is t for t in candidates[:i])]
 
     def set_generators(self, states: list[str]) -> None:
         """Set what `generator_states` returned."""
         generators = self._generators()
         if len(generators) != len(states):
             raise CheckpointError(
-                f"{self._name} must have the generators that it had when the run was saved, {len(states)} of them. "
-                f"It has {len(generators)}. Make the loader as it was made then."
+                f"Cannot resume: {self._name} has {len(generators)} generators, and had {len(states)} when the run was "
+                "saved. Make the loader as it was made then."
             )
         for generator, state in zip(generators, states, strict=True):
             generator.set_state(from_text(state))
@@ -228,8 +228,8 @@ def begin_together(reducer: DataParallelReducer, feeds: list[Feed]) -> None:
     if reducer.split_batches:
         for feed in feeds:
             feed.check_same(group)
-    own: Any = [RandomState.now(cuda=False), [feed.generator_states() for feed in feeds]]
-    shared, generators = group.broadcast(own)
+    local: Any = [RandomState.now(cuda=False), [feed.generator_states() for feed in feeds]]
+    shared, generators = group.broadcast(local)
     RandomState.set(shared)
     for feed, states in zip(feeds, generators, strict=True):
         feed.set_generators(states)

@@ -1,19 +1,20 @@
 """The loop of every run: records, evaluation, early stopping, budgets, and checkpoints that resume exactly.
 
-A `Stepper` takes the steps; the loop decides how many, and what happens between them. Its clock runs only while steps
+A `Stepper` takes the steps. The loop decides how many, and what happens between them. Its clock runs only while steps
 are taken: preparing, measuring and saving are outside of it.
 """
 
 from __future__ import annotations
 
 import signal
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from time import monotonic, perf_counter
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 from torch.distributed.device_mesh import DeviceMesh
 
@@ -50,12 +51,17 @@ class FitResult:
     """Result of a run.
 
     Args:
-        records: one for every `eval_every` steps and for the last, those before a resume too.
+        records: one for every `eval_every` steps and one for the last step, also those before a resume.
         num_steps: steps that were taken in all.
-        stop_reason: why it ended.
-        best_metric: the lowest value of the first quantity that `eval_fn` returned; None without one.
-        best_step: where that was; the model is left where the run ended.
-        resumed_from: the step of the checkpoint that it went on from.
+        stop_reason: why the run ended: "steps", "patience", "callback", "budget" or "diverged".
+        best_metric: lowest value of the first quantity that `eval_fn` returned; None without `eval_fn`.
+        best_step: step of the best metric. The model stays where the run ended.
+        resumed_from: step of the checkpoint that the run resumed from.
+
+    Example:
+        >>> result = fsla.fit(bilevel, [train], [trusted], max_steps=20)
+        >>> result.num_steps, result.stop_reason
+        (20, 'steps')
     """
 
     records: list[Record]
@@ -83,7 +89,7 @@ class Progress:
     preparation_seconds: float = 0.0
     """What tracing, checking and compiling took."""
 
-    def look(self, value: float | None) -> None:
+    def observe(self, value: float | None) -> None:
         """Compare an evaluation with the best one."""
         if value is not None and (self.best is None or value < self.best):
             self.best = value
@@ -93,62 +99,48 @@ class Progress:
             self.since += 1
 
 
-class Stepper(Protocol):
-    """What takes the steps of a run, and what of it is saved between two steps."""
+class Stepper(ABC):
+    """Base class of what takes the steps of a run, and what of it is saved between two steps."""
 
-    @property
-    def group(self) -> ProcessGroup:
-        """The processes that take the steps together: the first decides what depends on a clock."""
-        ...
-
-    @property
-    def mesh(self) -> DeviceMesh | None:
-        """Over which parameters in shards are spread."""
-        ...
-
-    @property
-    def subject(self) -> object:
-        """What callbacks are given."""
-        ...
-
-    @property
-    def longest(self) -> int | None:
-        """The most steps to ask for at a time."""
-        ...
-
-    @property
-    def records_start(self) -> bool:
-        """Whether there is a record of the start."""
-        ...
-
-    @property
-    def identity(self) -> Mapping[str, object]:
-        """What the run is a run of, as plain values: a checkpoint of another one is refused."""
-        ...
+    group: ProcessGroup
+    """The processes that take the steps together: the first decides what depends on a clock."""
+    subject: object
+    """First argument of callbacks."""
+    mesh: DeviceMesh | None = None
+    """Mesh that parameters in shards are spread over."""
+    longest: int | None = None
+    """The most steps to ask for at a time."""
+    records_start = False
+    """Whether there is a record of the start."""
 
     @property
     def stride(self) -> int:
         """How many steps to ask for at a time, or a multiple of it."""
-        ...
+        return 1
 
     @property
     def preparation_s(self) -> float:
         """The seconds of `advance` so far that were no steps."""
-        ...
+        return 0.0
 
     @property
     def oracle_calls(self) -> int:
         """What the run has asked for, in passes over a batch."""
-        ...
+        return 0
 
-    def begin(self, max_steps: int, max_seconds: float | None) -> None:
+    @property
+    @abstractmethod
+    def identity(self) -> Mapping[str, object]:
+        """What the run is a run of, as plain values: a checkpoint of another one is refused."""
+
+    def begin(self, max_steps: int, max_seconds: float | None) -> None:  # noqa: B027 (most need no preparation)
         """Get ready to take steps."""
-        ...
 
+    @abstractmethod
     def advance(self, n: int) -> None:
         """Take n steps."""
-        ...
 
+    @abstractmethod
     def measure(
         self, progress: Progress, reason: StopReason | None, eval_fn: EvalFn | None
     ) -> tuple[Record, float | None]:
@@ -156,23 +148,21 @@ class Stepper(Protocol):
 
         A record with the name "diverged" ends the run.
         """
-        ...
 
-    def evaluated(self, value: float | None) -> None:
+    def evaluated(self, value: float | None) -> None:  # noqa: B027 (of interest to schedulers alone)
         """Take note of the number that the run is judged by."""
-        ...
 
     def shown(self) -> str:
         """Return what the last step saw, for the bar."""
-        ...
+        return ""
 
+    @abstractmethod
     def state_dict(self) -> dict[str, object]:
         """Return what a checkpoint holds, by name."""
-        ...
 
+    @abstractmethod
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
         """Go on where `state_dict` was called. Raise, and set nothing, where it does not fit."""
-        ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -219,79 +209,72 @@ class Settings:
 
 def run_loop(stepper: Stepper, settings: Settings) -> FitResult:
     """Take the steps of a run, and return its result."""
-    group = stepper.group
     with ExitStack() as stack:
-        progress = Progress()
-        manager = None
-        resumed_from = None
-        signals = Signals(patient=group.world_size > 1)
-        folder = None if settings.output_dir is None else Path(settings.output_dir)
-        if folder is not None:
-            group.run_on_first(partial(_take, folder, stack))
-            if settings.signals:
-                stack.enter_context(signals)
-            identity = {**stepper.identity, "run_config": settings.run_config or {}}
-            manager = CheckpointManager(folder, settings.save_total_limit, identity, group, stepper.mesh)
-            saved = manager.resume(settings.resume, partial(_set, stepper, settings.max_steps))
-            if saved is not None:
-                progress = Progress(**saved)
-                resumed_from = progress.step
-        journals = [Journal()]
-        if folder is not None:
-            opened = partial(Journal, folder, count=progress.records, digest=progress.digest, step=progress.step)
-            group.run_on_first(lambda: journals.append(opened(board=settings.tensorboard)))
-        journal = journals[-1]
-        stack.callback(journal.close)
-        journal.records = group.broadcast(journal.records)
-        bar = Bar(settings.progress_bar and group.is_first, settings.max_steps, progress.step)
-        stack.callback(lambda: bar.close(progress.step))
-        loop = _Loop(stepper, settings, progress, journal, bar, manager, signals)
+        loop = _Loop(stepper, settings, stack)
         reason = loop.run()
-        if manager is not None:
-            manager.close()
+        if loop.manager is not None:
+            loop.manager.close()
+        progress, journal = loop.progress, loop.journal
         if loop.received:
-            leave(signal.Signals(loop.received), progress.step, loop.saved_at, stack, says=group.is_first)
-    return FitResult(journal.records, progress.step, reason, progress.best, progress.best_step, resumed_from)
+            leave(signal.Signals(loop.received), progress.step, loop.saved_at, stack, says=stepper.group.is_first)
+    return FitResult(journal.records, progress.step, reason, progress.best, progress.best_step, loop.resumed_from)
 
 
 class _Loop:
-    """A loop that has begun."""
+    """A loop that has begun: its folder is locked, and all is as its checkpoint has it."""
 
-    def __init__(
-        self,
-        stepper: Stepper,
-        settings: Settings,
-        progress: Progress,
-        journal: Journal,
-        bar: Bar,
-        manager: CheckpointManager | None,
-        signals: Signals,
-    ) -> None:
+    def __init__(self, stepper: Stepper, settings: Settings, stack: ExitStack) -> None:
+        group = stepper.group
         self._stepper = stepper
         self._settings = settings
-        self._progress = progress
-        self._journal = journal
-        self._bar = bar
-        self._manager = manager
-        self._signals = signals
+        self._signals = Signals(patient=group.world_size > 1)
+        self.manager: CheckpointManager | None = None
+        self.progress = Progress()
+        self.journal = Journal()
+        self.resumed_from: int | None = None
+        if settings.output_dir is not None:
+            self._open_folder(Path(settings.output_dir), stack)
+        self.journal.records = group.broadcast(self.journal.records)
+        self._bar = Bar(settings.progress_bar and group.is_first, settings.max_steps, self.progress.step)
+        stack.callback(lambda: self._bar.close(self.progress.step))
         self._checked = False
         self._pace = 1
         """How many steps take a tenth of the time between two checkpoints."""
         self._clock = monotonic()
-        self._saved_step = progress.step
+        self._saved_step = self.progress.step
         self.saved_at: Path | None = None
         self.received = 0
         """The signal that ends the run."""
 
+    def _open_folder(self, folder: Path, stack: ExitStack) -> None:
+        """Lock the folder, resume from its last checkpoint, and open its records on rank 0."""
+        stepper, settings = self._stepper, self._settings
+        group = stepper.group
+        group.run_on_first(partial(_take, folder, stack))
+        if settings.signals:
+            stack.enter_context(self._signals)
+        identity = {**stepper.identity, "run_config": settings.run_config or {}}
+        self.manager = CheckpointManager(folder, settings.save_total_limit, identity, group, stepper.mesh)
+        saved = self.manager.resume(settings.resume, partial(_set, stepper, settings.max_steps))
+        if saved is not None:
+            self.progress = Progress(**saved)
+            self.resumed_from = self.progress.step
+        group.run_on_first(partial(self._open_journal, folder))
+        stack.callback(self.journal.close)
+
+    def _open_journal(self, folder: Path) -> None:
+        step, count, digest = self.progress.step, self.progress.records, self.progress.digest
+        self.journal = Journal(folder, count=count, digest=digest, step=step, board=self._settings.tensorboard)
+
     def run(self) -> StopReason:
-        settings, progress, group = self._settings, self._progress, self._stepper.group
+        settings, progress, group = self._settings, self.progress, self._stepper.group
         reason = self._ended()
-        if self._stepper.records_start and not self._journal.records:
+        if self._stepper.records_start and not self.journal.records:
             reason = self._record(reason)
         if reason is None:
-            begun = perf_counter()
+            start = perf_counter()
             self._stepper.begin(settings.max_steps, settings.max_seconds)
-            progress.preparation_seconds += perf_counter() - begun
+            progress.preparation_seconds += perf_counter() - start
             if self._spent():
                 reason = "budget"
         while reason is None:
@@ -302,7 +285,7 @@ class _Loop:
                 reason = "budget"
             if reason is not None or progress.step % settings.eval_every == 0:
                 reason = self._record(reason)
-            if self._manager is None:
+            if self.manager is None:
                 continue
             minutes = settings.save_every_minutes
             waited = minutes is not None and monotonic() - self._clock >= 60 * minutes and group.is_first
@@ -311,22 +294,22 @@ class _Loop:
                 self._save()
             if self.received:
                 break
-            self._manager.poll()
+            self.manager.poll()
         self._save()
         return reason or "steps"
 
     def _ended(self) -> StopReason | None:
         """Why a run that is resumed had ended."""
-        settings, progress = self._settings, self._progress
+        settings, progress = self._settings, self.progress
         if progress.step >= settings.max_steps:
             return "steps"
         if settings.patience is not None and progress.since >= settings.patience:
             return "patience"
-        return "diverged" if self._journal.records and "diverged" in self._journal.records[-1] else None
+        return "diverged" if self.journal.records and "diverged" in self.journal.records[-1] else None
 
     def _spent(self) -> bool:
         """Whether a budget is exceeded; asked at the same steps wherever a run is saved."""
-        settings, progress = self._settings, self._progress
+        settings, progress = self._settings, self.progress
         if progress.step % self._stepper.stride and progress.step % settings.eval_every:
             return False
         limit, calls = settings.max_seconds, settings.max_oracle_calls
@@ -335,7 +318,7 @@ class _Loop:
 
     def _chunk(self) -> int:
         """How many steps to take now."""
-        settings, step, stride = self._settings, self._progress.step, self._stepper.stride
+        settings, step, stride = self._settings, self.progress.step, self._stepper.stride
         ends = [settings.max_steps, _multiple_after(step, settings.eval_every)]
         if step == 0:
             ends.append(1)
@@ -343,7 +326,7 @@ class _Loop:
             ends.append(_multiple_after(step, stride))
         if settings.save_every is not None:
             ends.append(_multiple_after(step, settings.save_every))
-        elif self._manager is not None and settings.save_every_minutes is not None:
+        elif self.manager is not None and settings.save_every_minutes is not None:
             ends.append(step + max(self._pace, stride))
         if self._stepper.longest is not None:
             ends.append(step + self._stepper.longest)
@@ -351,11 +334,11 @@ class _Loop:
 
     def _advance(self, n: int) -> None:
         """Take n steps on the clock."""
-        stepper, progress = self._stepper, self._progress
+        stepper, progress = self._stepper, self.progress
         prepared = stepper.preparation_s
-        begun = perf_counter()
+        start = perf_counter()
         stepper.advance(n)
-        elapsed = perf_counter() - begun
+        elapsed = perf_counter() - start
         preparation = stepper.preparation_s - prepared
         taken = max(0.0, elapsed - preparation)
         progress.step += n
@@ -364,38 +347,38 @@ class _Loop:
         if self._settings.save_every_minutes is not None:
             pace = int(n * 6 * self._settings.save_every_minutes / max(taken, 1e-6))
             self._pace = pace if stepper.longest == 1 else stepper.group.broadcast(pace)
-        if self._manager is not None and not self._checked:  # the states have their lasting form
-            self._manager.check(stepper.state_dict())
+        if self.manager is not None and not self._checked:  # the states have their lasting form
+            self.manager.check(stepper.state_dict())
         self._checked = True
         self._bar.show(progress.step, stepper.shown)
 
     def _record(self, reason: StopReason | None) -> StopReason | None:
         """Make a record; return why the run ends."""
-        settings, progress, group = self._settings, self._progress, self._stepper.group
-        with RandomState.kept():
+        settings, progress, group = self._settings, self.progress, self._stepper.group
+        with RandomState.preserved():
             record, value = group.broadcast(self._stepper.measure(progress, reason, settings.eval_fn))
         if settings.eval_fn is not None:
-            progress.look(value)
+            progress.observe(value)
             self._stepper.evaluated(value)
-        self._journal.add(record)
-        progress.records = len(self._journal.records)
+        self.journal.add(record)
+        progress.records = len(self.journal.records)
         if "diverged" in record:
             reason = "diverged"
         if settings.patience is not None and progress.since >= settings.patience:
             reason = "patience"
-        with RandomState.kept():  # what callbacks draw, perhaps on one rank alone, moves no random state of the run
+        with RandomState.preserved():  # What callbacks draw, perhaps on one rank alone, moves no random state.
             stops = [callback(self._stepper.subject, record) is True for callback in settings.callbacks]
         return "callback" if group.broadcast(any(stops)) else reason
 
     def _save(self) -> None:
         """Save the run, unless that was done at this step."""
-        if self._manager is None or self._saved_step == self._progress.step:
+        if self.manager is None or self._saved_step == self.progress.step:
             return
-        self._journal.flush()
-        self._progress.digest = self._journal.digest
-        parts = {"progress": dict(vars(self._progress)), **self._stepper.state_dict()}
-        self.saved_at = self._manager.save(self._progress.step, parts)
-        self._saved_step = self._progress.step
+        self.journal.flush()
+        self.progress.digest = self.journal.digest
+        parts = {"progress": dict(vars(self.progress)), **self._stepper.state_dict()}
+        self.saved_at = self.manager.save(self.progress.step, parts)
+        self._saved_step = self.progress.step
         self._clock = monotonic()
 
 
@@ -406,8 +389,8 @@ def _set(stepper: Stepper, max_steps: int, path: Path, parts: Mapping[str, Any])
         raise CheckpointError(f"Cannot read {path}: its progress is malformed. Remove it, or name another file.")
     if progress["step"] > max_steps:
         raise OtherRunError(
-            f"{path} must be of a run that has not gone beyond the {max_steps} steps that are asked for. It is at step "
-            f"{progress['step']}. Ask for more steps, or name another folder."
+            f"{path} is at step {progress['step']}, beyond max_steps={max_steps}. Ask for more steps, or name another "
+            "folder."
         )
     try:
         stepper.load_state_dict(parts)
@@ -415,8 +398,8 @@ def _set(stepper: Stepper, max_steps: int, path: Path, parts: Mapping[str, Any])
         raise
     except (LookupError, TypeError, ValueError, RuntimeError, AttributeError) as error:
         raise CheckpointError(
-            f"{path} must be of this run, written with this version. It cannot be set ({type(error).__name__}: "
-            f"{error}). Name another folder, or remove it to begin anew."
+            f"Cannot resume from {path}: it is of another run or version ({type(error).__name__}: {error}). Name "
+            "another folder, or remove it to begin anew."
         ) from error
     return progress
 
@@ -430,9 +413,7 @@ def _take(folder: Path, stack: ExitStack) -> None:
             check_regular(folder / NAME)
         remove_orphans(folder)
     except OSError as error:
-        raise CheckpointError(
-            f"The folder of fit must be writable. {folder} is not: {error.strerror}. Name another folder."
-        ) from error
+        raise CheckpointError(f"Cannot write to {folder}: {error.strerror}. Name another folder.") from error
 
 
 def _multiple_after(k: int, n: int) -> int:

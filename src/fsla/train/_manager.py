@@ -21,7 +21,7 @@ T = TypeVar("T")
 Resume = bool | Literal["previous"]
 _NAME = re.compile(r"checkpoint-([0-9]{8,18})(\.safetensors)?")
 """Of a file where one process wrote it, of a folder where several did."""
-_ASIDE = ".aside"
+_QUARANTINED = ".aside"
 
 
 class OtherRunError(CheckpointError):
@@ -81,7 +81,7 @@ class CheckpointManager:
 
     @staticmethod
     def check(parts: Mapping[str, object]) -> None:
-        """Raise if something has a state that a checkpoint cannot hold: said at the first step, not hours later."""
+        """Raise if something has a state that a checkpoint cannot hold: at the first step, not hours later."""
         for name, part in parts.items():
             try:
                 flatten(part)
@@ -89,7 +89,7 @@ class CheckpointManager:
                 error.add_note(f"(in {name!r} of a checkpoint of fit)")
                 raise
 
-    def found(self) -> list[Path]:
+    def list_checkpoints(self) -> list[Path]:
         """Return the checkpoints in the folder, the oldest first."""
         named = [(int(match[1]), p) for p in self._folder.iterdir() if (match := _NAME.fullmatch(p.name))]
         return [path for _, path in sorted(named)]
@@ -117,13 +117,13 @@ class CheckpointManager:
         except OtherRunError:
             raise
         except CheckpointError as error:
-            found = self.found()
-            if which != "previous" and len(found) > 1:
-                error.add_note(f"(resume='previous' goes on from {found[-2].name} instead)")
+            checkpoints = self.list_checkpoints()
+            if which != "previous" and len(checkpoints) > 1:
+                error.add_note(f"(resume='previous' goes on from {checkpoints[-2].name} instead)")
             raise
         self._run_id = run_id or self._run_id
         if which == "previous":
-            self._group.run_on_first(self._put_newest_aside)
+            self._group.run_on_first(self._quarantine_newest)
         return result
 
     def _checked(self, path: Path, saved: object) -> Mapping[str, Any]:
@@ -133,48 +133,48 @@ class CheckpointManager:
         if differ:
             more = f"; and {len(differ) - 8} more" if len(differ) > 8 else ""
             raise OtherRunError(
-                f"{path} must be the checkpoint of this run. It is of another ({'; '.join(differ[:8])}{more}). "
-                "Name another folder, or remove it to begin anew."
+                f"{path} is the checkpoint of another run ({'; '.join(differ[:8])}{more}). Name another folder, or "
+                "remove it to begin anew."
             )
         return saved
 
     def _chosen(self, which: Resume) -> str | None:
-        found = self.found()
-        if not found:
+        checkpoints = self.list_checkpoints()
+        if not checkpoints:
             return None
-        link = next((path for path in found if path.is_symlink()), None)
+        link = next((path for path in checkpoints if path.is_symlink()), None)
         if link is not None:
             raise CheckpointError(
                 f"Cannot use {link}: it is a symbolic link. Put the checkpoint itself there, or remove the link."
             )
         if which is False:
             raise CheckpointError(
-                f"{self._folder} must hold no checkpoint where resume=False. It holds {found[-1].name}. Leave "
-                "resume=True to go on from it, remove it to begin anew, or name another folder."
+                f"{self._folder} holds {checkpoints[-1].name}, and resume=False resumes from none. Leave resume=True, "
+                "remove it to begin anew, or name another folder."
             )
-        if which == "previous" and len(found) < 2:
+        if which == "previous" and len(checkpoints) < 2:
             raise CheckpointError(
-                f"{self._folder} must hold two checkpoints where resume='previous'. It holds {found[-1].name} alone. "
-                "Use resume=True, or remove it to begin anew."
+                f"{self._folder} holds {checkpoints[-1].name} alone, and resume='previous' needs two checkpoints. Use "
+                "resume=True, or remove it to begin anew."
             )
-        chosen = found[-2 if which == "previous" else -1]
-        own = stores.run_id_of(chosen)
-        for other in found:
-            if own is not None and stores.run_id_of(other) not in (own, None):
+        chosen = checkpoints[-2 if which == "previous" else -1]
+        run_id = stores.run_id_of(chosen)
+        for other in checkpoints:
+            if run_id is not None and stores.run_id_of(other) not in (run_id, None):
                 raise OtherRunError(
-                    f"{chosen} and {other.name} must be of one run. They are of two. Remove the one that does not "
-                    "belong there, or name another folder."
+                    f"{chosen} and {other.name} are of two runs. Remove the one that does not belong there, or name "
+                    "another folder."
                 )
         return chosen.name
 
-    def _put_newest_aside(self) -> None:
+    def _quarantine_newest(self) -> None:
         """Or it would stay the newest."""
-        newest = self.found()[-1]
-        newest.replace(newest.with_name(newest.name + _ASIDE))
+        newest = self.list_checkpoints()[-1]
+        newest.replace(newest.with_name(newest.name + _QUARANTINED))
 
     def _prune(self, written: bool) -> None:
         """Remove old checkpoints where a new one was written."""
-        for old in self.found()[: -self._keep] if written else ():
+        for old in self.list_checkpoints()[: -self._keep] if written else ():
             _remove(old)
 
     def _remove_parts(self) -> None:

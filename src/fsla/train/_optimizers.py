@@ -19,25 +19,25 @@ NAMES = ("inner_optimizer", "adjoint_optimizer", "outer_optimizer")
 
 
 def build_optimizer(
-    given: OptimizerFactory, parameters: Mapping[str, nn.Parameter], name: str
+    optimizer_or_factory: OptimizerFactory, parameters: Mapping[str, nn.Parameter], name: str
 ) -> torch.optim.Optimizer | None:
     """Return the optimiser of some parameters; raise unless it has them all and no others."""
-    if given is None:
+    if optimizer_or_factory is None:
         return None
-    optimizer: object = given
-    if callable(given) and not isinstance(given, torch.optim.Optimizer):
-        optimizer = given(list(parameters.values()))
+    optimizer: object = optimizer_or_factory
+    if callable(optimizer_or_factory) and not isinstance(optimizer_or_factory, torch.optim.Optimizer):
+        optimizer = optimizer_or_factory(list(parameters.values()))
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise TypeError(
             f"{name} must be a torch.optim.Optimizer or a function of parameters that makes one. "
             f"Got {type(optimizer).__name__} instead."
         )
-    held = {p for group in optimizer.param_groups for p in group["params"]}
-    missing = [key for key, p in parameters.items() if p not in held]
+    members = {p for group in optimizer.param_groups for p in group["params"]}
+    missing = [key for key, p in parameters.items() if p not in members]
     if missing:
         hint = " Give a function that makes it: v's tensors are made here." if name == "adjoint_optimizer" else ""
         raise ValueError(f"{name} is missing parameters: {', '.join(missing)}.{hint}")
-    foreign = len(held - set(parameters.values()))
+    foreign = len(members - set(parameters.values()))
     if foreign:
         raise ValueError(f"{name} must hold the parameters that it is to move and no others. It has {foreign} more.")
     return optimizer

@@ -16,7 +16,7 @@ class Signals:
     """Notes SIGTERM and SIGINT inside of its block, so that a run can end at a good place.
 
     A second signal has the effect that it had outside of the block. Where it is `patient`, none has: the ranks of
-    torchrun are told twice if all processes are, once by torchrun, which ends them itself when they take too long.
+    torchrun are signalled twice if all processes are, once by torchrun, which ends them itself when they take too long.
     Outside of the main thread signals are left alone.
     """
 
@@ -49,7 +49,7 @@ class Signals:
 
 
 def leave(received: signal.Signals, step: int, saved_at: Path | None, stack: ExitStack, *, says: bool) -> None:
-    """Ends the process as the signal asked, after the bar is gone."""
+    """End the process as the signal asked, after the bar has ended."""
     stack.close()
     where = "" if saved_at is None else f", and is saved in {saved_at}"
     if says:

@@ -13,19 +13,19 @@ from fsla.problems._module import ModuleProblem, named_tensors
 
 def join_ranks(problem: ModuleProblem, reducer: DataParallelReducer, settings: Mapping[str, object]) -> None:
     """Broadcast parameters and buffers from rank 0. Raise unless all ranks have the same form and settings."""
-    ranks = reducer.ranks
-    if ranks.world_size == 1:
+    group = reducer.ranks
+    if group.world_size == 1:
         return
     device = passes.device_of(problem.omega)
     forms = {
         name: {key: f"{str(t.dtype).removeprefix('torch.')}{list(t.shape)}" for key, t in named_tensors(part)}
         for name, part in (("model", problem.model), ("outer", problem.outer))
     }
-    ranks.check_equal({**settings, **forms, "device": device.type}, "model and settings")
-    places = ranks.gather([platform.node(), str(device)])
+    group.check_equal({**settings, **forms, "device": device.type}, "model and settings")
+    places = group.gather([platform.node(), str(device)])
     if device.type == "cuda" and len({tuple(place) for place in places}) < len(places):
-        ranks.abort(
+        group.abort(
             f"Each rank must have a GPU of its own. Got {', '.join(place[1] for place in places)} by rank. Make the "
             "model on the device that fsla.distributed.get_device() returns."
         )
-    ranks.copy_from(0, [t for t in problem.tensors() if not is_sharded(t)])
+    group.copy_from(0, [t for t in problem.tensors() if not is_sharded(t)])

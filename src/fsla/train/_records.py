@@ -30,7 +30,7 @@ class Journal:
         folder: where; None keeps them in memory alone.
         count: how many are there that a run goes on from; later ones are removed.
         digest: of these, as the checkpoint has it.
-        board: whether TensorBoard is told too.
+        board: whether to write for TensorBoard as well.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class Journal:
             with file_errors():
                 descriptor = open_regular(self._path, os.O_RDWR | os.O_APPEND | os.O_CREAT)
             self._file = os.fdopen(descriptor, "ab+", buffering=0)
-            self._take_up(self._path, descriptor, count, digest)
+            self._load_existing(self._path, descriptor, count, digest)
             self._file.truncate(self._size)
         if board:
             assert folder is not None
@@ -88,14 +88,13 @@ class Journal:
         except OSError as error:
             self._file.truncate(self._size)
             raise CheckpointError(
-                f"The record of step {record['step']} must be written to {self._path}, and was not: {error.strerror}. "
-                "The records and checkpoints that were there before are intact. Make room, and call fit again to "
-                "resume."
+                f"Cannot write the record of step {record['step']} to {self._path}: {error.strerror}. Earlier records "
+                "and checkpoints are intact. Make room, and call fit again to resume."
             ) from error
         self._size += len(line)
         self._digest.update(line)
 
-    def _take_up(self, path: Path, descriptor: int, count: int, digest: str) -> None:
+    def _load_existing(self, path: Path, descriptor: int, count: int, digest: str) -> None:
         with open(descriptor, "rb", closefd=False) as file:
             file.seek(0)
             for _ in range(count):
@@ -106,8 +105,8 @@ class Journal:
                     record = None
                 if not isinstance(record, dict):
                     warnings.warn(
-                        f"{path} must hold the {count} records that the checkpoint counts. It holds "
-                        f"{len(self.records)} of them that can be read: the run goes on, without the others.",
+                        f"{path} holds {len(self.records)} readable records of the {count} that the checkpoint counts. "
+                        "The run goes on without the others.",
                         UserWarning,
                         stacklevel=6,
                     )
@@ -137,8 +136,8 @@ def summary_writer() -> Any:
 class Bar:
     """One line on stderr where that is a terminal; nothing elsewhere. Asks the device for numbers when it is drawn."""
 
-    def __init__(self, wanted: bool, steps: int, step: int) -> None:
-        self._shown = wanted and step < steps and sys.stderr.isatty()
+    def __init__(self, enabled: bool, steps: int, step: int) -> None:
+        self._shown = enabled and step < steps and sys.stderr.isatty()
         self._steps = steps
         self._first = step
         self._start = self._last = monotonic()

@@ -72,45 +72,45 @@ def check_forms(what: str, saved: Mapping[str, Tensor], like: Mapping[str, Tenso
     for name in dict.fromkeys((*saved, *like)) if saved else ():
         if name not in saved or name not in like:
             raise ValueError(f"Cannot load state: its {what} and this model differ in the parameter {name!r}.")
-        own, wanted = saved[name], like[name]
-        shapes = [(), tuple(wanted.shape)] + ([(rows, *wanted.shape)] if rows else [])
-        if own.dtype != wanted.dtype or tuple(own.shape) not in shapes:
+        tensor, expected = saved[name], like[name]
+        shapes = [(), tuple(expected.shape)] + ([(rows, *expected.shape)] if rows else [])
+        if tensor.dtype != expected.dtype or tuple(tensor.shape) not in shapes:
             raise ValueError(
-                f"Cannot load state: {what} of parameter {name!r} is {own.dtype} of shape {tuple(own.shape)}, expected "
-                f"{wanted.dtype} of shape {tuple(wanted.shape)}."
+                f"Cannot load state: {what} of parameter {name!r} is {tensor.dtype} of shape {tuple(tensor.shape)}, "
+                f"expected {expected.dtype} of shape {tuple(expected.shape)}."
             )
 
 
-def check_like(what: str, saved: Any, own: Any) -> None:
+def check_like(what: str, saved: Any, expected: Any) -> None:
     """Raise a ValueError unless a nest has the names and kinds of values of another; None fits all."""
-    if saved is None or own is None:
+    if saved is None or expected is None:
         return
-    numbers = all(isinstance(x, int | float) and not isinstance(x, bool) for x in (saved, own))
-    if not numbers and type(saved) is not type(own):
-        raise ValueError(f"{what} is a {type(saved).__name__}, expected a {type(own).__name__}")
-    if isinstance(own, Tensor) and (saved.dtype, saved.shape) != (own.dtype, own.shape):
+    numbers = all(isinstance(x, int | float) and not isinstance(x, bool) for x in (saved, expected))
+    if not numbers and type(saved) is not type(expected):
+        raise ValueError(f"{what} is a {type(saved).__name__}, expected a {type(expected).__name__}")
+    if isinstance(expected, Tensor) and (saved.dtype, saved.shape) != (expected.dtype, expected.shape):
         raise ValueError(f"{what} has another form")
-    if is_dataclass(own):
-        saved, own = vars(saved), vars(own)
-    if isinstance(own, Mapping):
-        if saved.keys() != own.keys():
+    if is_dataclass(expected):
+        saved, expected = vars(saved), vars(expected)
+    if isinstance(expected, Mapping):
+        if saved.keys() != expected.keys():
             raise ValueError(f"{what} has other names")
-        for name in own:
-            check_like(f"{what}.{name}", saved[name], own[name])
-    elif isinstance(own, list | tuple):
-        if len(saved) != len(own):
+        for name in expected:
+            check_like(f"{what}.{name}", saved[name], expected[name])
+    elif isinstance(expected, list | tuple):
+        if len(saved) != len(expected):
             raise ValueError(f"{what} has another length")
-        for place, (there, here) in enumerate(zip(saved, own, strict=True)):
-            check_like(f"{what}[{place}]", there, here)
+        for place, (part, expected_part) in enumerate(zip(saved, expected, strict=True)):
+            check_like(f"{what}[{place}]", part, expected_part)
 
 
 def _check_optimizer(name: str, saved: Mapping[str, Any], optimizer: torch.optim.Optimizer) -> None:
-    own = optimizer.state_dict()
-    if len(saved["param_groups"]) != len(own["param_groups"]):
+    expected = optimizer.state_dict()
+    if len(saved["param_groups"]) != len(expected["param_groups"]):
         raise ValueError(f"Cannot load state: {name} has other groups of parameters.")
-    for there, here in zip(saved["param_groups"], own["param_groups"], strict=True):
-        common = there.keys() & here.keys()  # Schedulers add numbers of their own.
-        check_like(name, {key: there[key] for key in common}, {key: here[key] for key in common})
+    for saved_group, expected_group in zip(saved["param_groups"], expected["param_groups"], strict=True):
+        common = saved_group.keys() & expected_group.keys()  # Schedulers add numbers of their own.
+        check_like(name, {key: saved_group[key] for key in common}, {key: expected_group[key] for key in common})
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     for place, entry in saved["state"].items():
         if not place.isdecimal() or int(place) >= len(parameters):
@@ -127,4 +127,4 @@ def _check_optimizer(name: str, saved: Mapping[str, Any], optimizer: torch.optim
 
 def _fits(t: Tensor, p: Tensor) -> bool:
     """Whether a tensor of an optimiser's state is a number, of the parameter's shape, or a factor of it."""
-    return not t.ndim or (t.ndim == p.ndim and all(n in (1, own) for n, own in zip(t.shape, p.shape, strict=True)))
+    return not t.ndim or (t.ndim == p.ndim and all(n in (1, m) for n, m in zip(t.shape, p.shape, strict=True)))

@@ -28,9 +28,9 @@ def solve_inner(
 
     Args:
         problem: the losses.
-        at: the point where the parameters stand; it moves with them.
+        at: the point of the parameters; it moves with them.
         parameters: ω.
-        batch: what the inner loss is given.
+        batch: batch of the inner loss.
         max_iter: the most iterations.
         tol: the size of the gradient, relative to 1 + ‖ω‖, at which it has converged; None chooses by the dtype.
     """

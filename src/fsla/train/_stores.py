@@ -68,7 +68,7 @@ class Store(Protocol):
         ...
 
     def finish(self) -> bool:
-        """Wait until the checkpoint under way is written; on rank 0 return as `poll` does."""
+        """Wait until the last checkpoint is written; on rank 0 return as `poll` does."""
         ...
 
     def close(self) -> None:
@@ -100,7 +100,7 @@ class FileStore:
 
 @dataclass
 class _Writing:
-    """A checkpoint under way."""
+    """A checkpoint that is being written."""
 
     path: Path
     header: dict[str, Plain]
@@ -112,7 +112,7 @@ class FolderStore:
     """All ranks, a folder, while the run goes on."""
 
     def __init__(self, group: ProcessGroup) -> None:
-        self._ranks = group
+        self._group = group
         self._messages: dist.ProcessGroup | None = dist.new_group(backend="gloo")  # of its own, in a thread
         self._writing: _Writing | None = None
 
@@ -122,7 +122,7 @@ class FolderStore:
 
         tensors, nest = flatten(value)
         part = _part(path)
-        self._ranks.run_on_first(lambda: _emptied(part), shown=(OSError,))
+        self._group.run_on_first(lambda: _emptied(part), shown=(OSError,))
         future: Any = async_save(
             dict(tensors),
             storage_writer=HuggingFaceStorageWriter(str(part), save_distributed=True),
@@ -136,7 +136,7 @@ class FolderStore:
 
     def poll(self) -> bool:
         writing = self._writing
-        if not self._ranks.is_first or writing is None or not writing.future.done():
+        if not self._group.is_first or writing is None or not writing.future.done():
             return False
         if writing.future.exception() is not None or not all(path.exists() for path in self._signatures(writing)):
             return False  # `finish` says what went wrong
@@ -145,18 +145,18 @@ class FolderStore:
 
     def finish(self) -> bool:
         writing = self._writing
-        pending = self._ranks.run_on_first(lambda: writing is not None)
+        pending = self._group.run_on_first(lambda: writing is not None)
         self._writing = None
         if not pending:
             return False
         failed = None
         if writing is not None and writing.future.exception() is not None:
             failed = CheckpointError(
-                f"The checkpoint {writing.path} must be written, and was not: {writing.future.exception()}. Those that "
-                "were there before are intact. Make room or choose another place, and start the run again to resume."
+                f"Cannot write the checkpoint {writing.path}: {writing.future.exception()}. Earlier ones are intact. "
+                "Make room or choose another place, and start the run again to resume."
             )
-        self._ranks.raise_if_any_failed(failed)
-        if writing is None or not self._ranks.is_first:
+        self._group.raise_if_any_failed(failed)
+        if writing is None or not self._group.is_first:
             return False
         self._publish(writing)
         return True
@@ -171,8 +171,8 @@ class FolderStore:
         """Leave a digest of what this rank wrote, as the last thing that it writes."""
         try:
             done.result()
-            own: Plain = {path.name: _digest(path) for path in part.glob(f"shard-{self._ranks.rank + 1:05}-*")}
-            container.write(part / _signature(self._ranks.rank), _KIND_OF_RANK, {}, own, run_id)
+            digests: Plain = {path.name: _digest(path) for path in part.glob(f"shard-{self._group.rank + 1:05}-*")}
+            container.write(part / _signature(self._group.rank), _KIND_OF_RANK, {}, digests, run_id)
         except BaseException as error:
             written.set_exception(error)
         else:
@@ -183,10 +183,10 @@ class FolderStore:
         part = _part(writing.path)
         files: dict[str, Plain] = {}
         for path in self._signatures(writing):
-            found = container.read(path, _KIND_OF_RANK)
-            if not isinstance(found.json, dict) or found.run_id != writing.run_id:
+            signature = container.read(path, _KIND_OF_RANK)
+            if not isinstance(signature.json, dict) or signature.run_id != writing.run_id:
                 raise unreadable(path, "it is of another run")
-            files |= found.json
+            files |= signature.json
             path.unlink()
         container.write(part / MANIFEST, _KIND_OF_MANIFEST, {}, writing.header | {"files": files}, writing.run_id)
         if writing.path.exists():
@@ -197,7 +197,7 @@ class FolderStore:
 
     def _signatures(self, writing: _Writing) -> list[Path]:
         """The files in which the ranks leave the digests of what they wrote."""
-        return [_part(writing.path) / _signature(rank) for rank in range(self._ranks.world_size)]
+        return [_part(writing.path) / _signature(rank) for rank in range(self._group.world_size)]
 
 
 def load(path: Path, group: ProcessGroup, mesh: DeviceMesh | None = None) -> tuple[object, str | None]:
@@ -208,14 +208,14 @@ def load(path: Path, group: ProcessGroup, mesh: DeviceMesh | None = None) -> tup
     if path.is_dir():
         return _load_folder(path, group, mesh)
     failed: CheckpointError | None = None
-    found: tuple[object, str | None] = (None, None)
+    result: tuple[object, str | None] = (None, None)
     try:
         value, content = load_nest(path, KIND)
-        found = (value, content.run_id)
+        result = (value, content.run_id)
     except CheckpointError as error:
         failed = error
     group.raise_if_any_failed(failed)
-    return found
+    return result
 
 
 def _load_folder(path: Path, group: ProcessGroup, mesh: DeviceMesh | None) -> tuple[object, str | None]:
@@ -225,9 +225,9 @@ def _load_folder(path: Path, group: ProcessGroup, mesh: DeviceMesh | None) -> tu
     header, run_id = group.run_on_first(lambda: _header(path))
     failed = None
     try:
-        for found in path.glob("*.safetensors"):
-            if found.name not in header["files"]:
-                raise FileError(f"{found.name} is of another checkpoint")
+        for file in path.glob("*.safetensors"):
+            if file.name not in header["files"]:
+                raise FileError(f"{file.name} is of another checkpoint")
         for name in sorted(header["files"])[group.rank :: group.world_size]:
             if _digest(path / name) != header["files"][name]:
                 raise FileError(f"{name} is damaged, or of another checkpoint")

@@ -18,15 +18,16 @@ from fsla._checks import positive, whole_number
 
 
 class SampleWeights(nn.Module):
-    """A weight in (0, 1) for each sample, the sigmoid of a logit; called with the samples' numbers.
+    """A weight in (0, 1) for each sample, the sigmoid of a logit.
+
+    Call it with the samples' numbers.
 
     Args:
-        num_samples: how many there are.
-        init: the weight that all begin with.
+        num_samples: number of samples.
+        init: weight that all samples begin with.
 
     Example:
-        >>> import torch
-        >>> weights = SampleWeights(1000, init=0.9)
+        >>> weights = fsla.SampleWeights(1000, init=0.9)
         >>> weights(torch.tensor([0, 999])).detach()
         tensor([0.9000, 0.9000])
     """
@@ -39,6 +40,7 @@ class SampleWeights(nn.Module):
         self.logit = nn.Parameter(torch.full((num_samples,), math.log(init / (1 - init))))
 
     def forward(self, index: Tensor) -> Tensor:
+        """Return the weights of samples, by their numbers."""
         return self.logit[index].sigmoid()
 
     @property
@@ -48,21 +50,24 @@ class SampleWeights(nn.Module):
 
 
 class GroupWeights(nn.Module):
-    """A weight for each group (source, annotator, class), with mean 1: the softmax of logits times their number.
+    """A weight for each group (source, annotator, class), with mean 1: softmax times the number of groups.
 
-    Called with names, such as the list of strings that a batch has, or with a tensor of the groups' indices.
+    Call it with names, such as the list of strings of a batch, or with a tensor of the groups' indices.
 
     Args:
-        groups: the names, or the group of each sample, where a name may come more than once; or how many groups there
-            are, which are then named 0, 1, …
-        init: the weights that they begin with, by name; only their ratios matter. By default all are 1.
+        groups: the names, or the group of each sample, where a name may come more than once. With a number of groups
+            they are named 0, 1, …
+        init: weights that they begin with, by name; only their ratios matter. By default all are 1.
 
     Attributes:
         names: the groups, in the order in which they first came.
-        group_index: the index of the group of each entry of `groups`.
+        group_index: index of the group of each entry of `groups`.
+
+    Raises:
+        ValueError: if there are fewer than two groups, or `init` has other names.
 
     Example:
-        >>> weights = GroupWeights(["web", "forum", "vendor"])
+        >>> weights = fsla.GroupWeights(["web", "forum", "vendor"])
         >>> weights(["vendor", "web"]).detach()
         tensor([1., 1.])
         >>> weights.as_dict()
@@ -98,9 +103,11 @@ class GroupWeights(nn.Module):
 
     @property
     def names(self) -> list[Any]:
+        """The groups, in the order in which they first came."""
         return list(self._indices)
 
     def forward(self, groups: Tensor | Iterable[Any]) -> Tensor:
+        """Return the weights of groups, by their names or indices."""
         index = groups if isinstance(groups, Tensor) else self._index_of(groups)
         return self._all()[index]
 
@@ -128,10 +135,20 @@ class GroupWeights(nn.Module):
 
 
 class ProductWeights(nn.Module):
-    """The product of several weights, of the source and of the annotator, say; called with what each is called with.
+    """Product of several weights, such as that of the source and that of the annotator.
+
+    Call it with one argument for each factor.
 
     Args:
-        parts: the modules of the factors, such as `GroupWeights`.
+        parts: modules of the factors, such as `GroupWeights`.
+
+    Raises:
+        ValueError: if there are fewer than two.
+
+    Example:
+        >>> weights = fsla.ProductWeights(fsla.GroupWeights(["web", "forum"]), fsla.GroupWeights(["ann", "bob"]))
+        >>> weights(["web", "web"], ["ann", "bob"]).detach()
+        tensor([1., 1.])
     """
 
     def __init__(self, *parts: nn.Module) -> None:
@@ -141,6 +158,7 @@ class ProductWeights(nn.Module):
         self.parts = nn.ModuleList(parts)
 
     def forward(self, *groups: Any) -> Tensor:
+        """Return the products of the weights."""
         if len(groups) != len(self.parts):
             raise ValueError(
                 f"ProductWeights has {len(self.parts)} factors, and must be called with as many arguments. "

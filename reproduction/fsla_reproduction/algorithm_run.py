@@ -24,10 +24,10 @@ from fsla.distributed import SINGLE_PROCESS, ProcessGroup
 from fsla.problems._batches import StepBatches
 from fsla.problems._wrappers import CountedProblem, OracleCounts
 from fsla.train._engine import ENGINES, Engine, make_engine
-from fsla.train._loop import Callback, FitResult, Progress, Settings, StopReason, run_loop
+from fsla.train._loop import Callback, FitResult, Progress, Settings, Stepper, StopReason, run_loop
 from fsla.train._manager import Resume
 from fsla.train._records import Record
-from fsla.train._run_records import Status, health, measured, work
+from fsla_reproduction.run_records import Status, health, measured, work
 
 Measure = Callable[[Any], Mapping[str, Any]]
 _COUNTS = record(**dict.fromkeys(asdict(OracleCounts()), number(int, 0)))
@@ -36,11 +36,11 @@ _STATUS: dict[StopReason, Status] = {"steps": Status.FINISHED, "budget": Status.
 
 @dataclass
 class Run:
-    """What takes the steps of a run.
+    """What takes the steps of a functional run.
 
     Args:
-        algorithm: such as ``fsla.algorithms.soba(rates)``.
-        problem: counts what is asked of it.
+        algorithm: such as ``fsla.algorithms.soba(step_sizes)``.
+        problem: problem that counts what is asked of it.
         generator: all that `draw` draws from; its device is where the run is.
         start: returns the first state.
         draw: returns the batches of a step.
@@ -78,14 +78,14 @@ def run_algorithm(
 
     A record is JSON. It has what `eval_fn` returns, with tensors and arrays as numbers and lists, and besides
 
-        step                 how many steps were taken
-        seconds              what they took; what a clock says decides nothing unless `max_seconds` is given
-        preparation_seconds  what capturing, checking and compiling took
-        engine               which engine took the steps before it
+        step                 steps that were taken
+        seconds              seconds of the steps; a clock decides nothing without `max_seconds`
+        preparation_seconds  seconds of capturing, checking and compiling
+        engine               engine that took the steps before it
         oracles              calls so far
         status               "running", "finished", "budget" or "diverged", the values of `Status`
 
-    and where the run diverged
+    and if the run diverged
 
         diverged             the quantity, the largest if several did: a part of the state as `health` names it, else a
                              measured one
@@ -94,24 +94,29 @@ def run_algorithm(
 
     Args:
         run: what takes the steps.
-        max_steps: in all, those before a resume too.
+        max_steps: steps in all, also those before a resume.
         eval_fn: called with the state; returns quantities by name. The names above are taken.
         eval_every: steps between two records.
-        output_dir: for records.jsonl, checkpoints and a lock; None keeps nothing.
-        patience: ends the run after so many records in a row whose first quantity is not below the lowest before.
+        output_dir: folder for records.jsonl, checkpoints and a lock; with None nothing is written.
+        patience: ends the run after this many records in a row whose first quantity is not below the lowest before.
         callbacks: called as ``callback(run, record)`` after each record; one that returns True ends the run.
-        save_every, save_every_minutes: steps and minutes between two checkpoints; there is one at the end, too.
-        save_total_limit: how many checkpoints are kept.
-        resume: "previous" goes on from the last checkpoint but one, False refuses to go on from any.
-        run_config: what this is a run of, besides the algorithm: data, seed, settings, as plain values. A checkpoint
-            with another one is refused.
+        save_every: steps between two checkpoints; the last step has one too.
+        save_every_minutes: minutes between two checkpoints.
+        save_total_limit: how many checkpoints stay in the folder.
+        resume: "previous" resumes from the last checkpoint but one; False refuses to resume from any.
+        run_config: data, seed and settings, as plain values. A checkpoint with another one is refused.
         max_seconds: ends the run when its steps have taken longer.
         max_oracle_calls: ends the run when `work` exceeds it: the same for one run on every machine.
-        divergence_factor: calls a run diverged when at a record the largest absolute value of a part of the state
-            exceeds this multiple of the larger of 1 and what it was when it was first not zero, as seen at the start,
-            after the first step and at the records. None leaves growth alone; numbers that are not finite always end a
-            run.
+        divergence_factor: a run diverges when a part of the state grows by more than this factor. The size of a part
+            is its largest absolute value at a record, and its scale the larger of 1 and its first size that was not
+            zero. With None only numbers that are not finite end a run.
         engine: one of the engines of `make_engine`.
+
+    Returns:
+        The records, and how the run ended.
+
+    Raises:
+        CheckpointError: if the folder holds another run, or cannot be written.
     """
     settings = Settings(
         owner="run_algorithm",
@@ -138,7 +143,7 @@ def run_algorithm(
     return run_loop(AlgorithmStepper(run, engine, divergence_factor), settings)
 
 
-class AlgorithmStepper:
+class AlgorithmStepper(Stepper):
     """Steps of a functional run.
 
     Args:
@@ -147,8 +152,6 @@ class AlgorithmStepper:
         divergence_factor: the growth that ends the run.
     """
 
-    longest = None
-    mesh = None
     records_start = True
 
     def __init__(self, run: Run, engine: str, divergence_factor: float | None) -> None:
@@ -225,12 +228,6 @@ class AlgorithmStepper:
                 "not_finite": wild + bad,
             }
         return found, value
-
-    def evaluated(self, value: float | None) -> None:
-        pass
-
-    def shown(self) -> str:
-        return ""
 
     def state_dict(self) -> dict[str, object]:
         return {

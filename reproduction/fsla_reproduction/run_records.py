@@ -19,7 +19,7 @@ from fsla.train._records import Record
 
 
 class Status(StrEnum):
-    """How a run stands. Records hold the values, which are plain strings."""
+    """Status of a run of `run_algorithm`. Records hold the values, which are plain strings."""
 
     RUNNING = "running"
     FINISHED = "finished"
@@ -27,16 +27,22 @@ class Status(StrEnum):
     DIVERGED = "diverged"
 
 
-OWN = (
+RESERVED = (
     "step", "seconds", "preparation_seconds", "engine", "oracles", "status", "diverged", "diverged_size", "not_finite",
 )  # fmt: skip
 """The names in a record that are the loop's own."""
 
 
 def work(counts: OracleCounts) -> int:
-    """Return what a run has asked for, in passes over a batch: gradients and products, a joint pass once.
+    """Return the passes over a batch that oracle calls took: gradients and products, a joint pass once.
 
-    ∂_λ F is not among them: it comes with ∂_ω F, or without a pass.
+    ∂_λ F is not counted: it comes with ∂_ω F, or without a pass.
+
+    Args:
+        counts: the oracle calls.
+
+    Returns:
+        The number of passes.
     """
     products = counts.hvp + counts.mixed_hvp + counts.mixed_hvp_transpose - counts.joint
     return counts.grad + counts.forward + counts.outer_grad_omega + products
@@ -49,7 +55,7 @@ def measured(metrics: object) -> tuple[Record, list[str]]:
             f"'eval_fn' must return a mapping from names to numbers. Got {type(metrics).__name__} instead. "
             'Write {"loss": loss}.'
         )
-    if taken := [name for name in OWN if name in metrics]:
+    if taken := [name for name in RESERVED if name in metrics]:
         raise ValueError(
             f"What 'eval_fn' returns must have names of its own. Got {', '.join(map(repr, taken))}, which the loop "
             "itself writes into each record. Choose other names."
@@ -59,10 +65,16 @@ def measured(metrics: object) -> tuple[Record, list[str]]:
 
 
 def health(state: State) -> dict[str, float]:
-    """Return the largest absolute value in each part of a state; NaN if one of the part's numbers is.
+    """Return the largest absolute value in each part of a state; NaN if one of the part's numbers is NaN.
 
-    The parts are the fields that hold tensors, but what the step sizes measured; the memory of a variable's update is
-    a part by itself, such as "omega.memory". The host waits for the device once.
+    The parts are the fields that hold tensors, except what the step sizes measured. The memory of a variable's update
+    is a part by itself, such as "omega.memory". The host waits for the device once.
+
+    Args:
+        state: the state.
+
+    Returns:
+        The sizes, by the names of the parts.
     """
     parts: dict[str, object] = {}
     for f in fields(state):
@@ -71,15 +83,15 @@ def health(state: State) -> dict[str, float]:
             parts |= {f.name: part.value, f"{f.name}.memory": part.memory}
         elif f.name != "measured":
             parts[f.name] = part
-    held = {
+    tensors = {
         name: [t for t in tensors_of(part) if t.dtype.is_floating_point and t.numel()] for name, part in parts.items()
     }
-    every = [t for group in held.values() for t in group]
+    every = [t for group in tensors.values() for t in group]
     if not every:
         return {}
     with torch.no_grad():
         left = iter(torch.stack(foreach_norm(every, ord=math.inf)).tolist())
-    return {name: _largest([next(left) for _ in group]) for name, group in held.items() if group}
+    return {name: _largest([next(left) for _ in group]) for name, group in tensors.items() if group}
 
 
 def _largest(sizes: list[float]) -> float:
