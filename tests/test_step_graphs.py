@@ -245,9 +245,13 @@ def test_batch_that_cannot_be_copied_is_taken_eagerly():
         return class_weighted_loss(model, outer, batch(data.k) if isinstance(data, Data) else data)
 
     captured = make(inner=inner)
-    with pytest.warns(EngineWarning, match=r"takes batches of tensors, numbers and strings\. Got Data"):
+
+    def steps():
         for k in range(4):
             captured.step(Data(k), batch(k + 100))
+
+    with pytest.warns(EngineWarning, match=r"takes batches of tensors, numbers and strings\. Got Data"):
+        steps()
 
 
 def test_graph_engine_on_a_cpu_says_what_it_needs():
