@@ -1,0 +1,104 @@
+"""What strategies and learners see: features, votes of groups, and checked labels, all as numbers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[Any]
+Task = Literal["classification", "regression"]
+
+
+@dataclass(frozen=True, eq=False)
+class Features:
+    """The rows of a data set, in each form that some learner takes."""
+
+    dense: Array
+    """Rows x columns, float64, mean square norm of a row about 1, the last column constant: for linear learners."""
+    numeric: Array | None = None
+    """Rows x columns with NaN where a cell is missing: for trees. None for text and images."""
+    images: Array | None = None
+    """Rows x height x width x channels, uint8: for networks on images."""
+    raw: Any = None
+    """The rows as the user gave them: for learners of the user's own."""
+
+    def __len__(self) -> int:
+        return len(self.dense)
+
+    def take(self, rows: Array) -> Features:
+        """Return some rows."""
+        raw = self.raw
+        if raw is not None:
+            raw = raw.iloc[rows] if hasattr(raw, "iloc") else raw[rows]
+        return Features(
+            self.dense[rows],
+            None if self.numeric is None else self.numeric[rows],
+            None if self.images is None else self.images[rows],
+            raw,
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class Votes:
+    """Labels that groups gave to rows: a row may have none, one or several."""
+
+    row: Array
+    group: Array
+    label: Array
+    """The index of a class, or a number in regression."""
+
+    def __len__(self) -> int:
+        return len(self.row)
+
+
+@dataclass(frozen=True, eq=False)
+class TrainingData:
+    """Rows with features, votes and some checked labels.
+
+    A checked row may carry votes too: they say how good a group is, and never train a model.
+    """
+
+    task: Task
+    features: Features
+    votes: Votes
+    group_names: Array
+    """One name a group. Without groups there is one."""
+    checked_rows: Array
+    """Indices of rows whose true label is known, each once."""
+    checked_labels: Array
+    """Their labels, coded as the votes are."""
+    classes: Array | None = None
+    """Names of the classes, sorted; None in regression."""
+    random_rows: Array | None = None
+    """True for checked rows that are a random sample, as long as `checked_rows`; None where all are."""
+
+    @property
+    def num_classes(self) -> int:
+        """Return the number of classes, 0 in regression."""
+        return 0 if self.classes is None else len(self.classes)
+
+    @property
+    def num_groups(self) -> int:
+        """Return the number of groups, at least 1."""
+        return len(self.group_names)
+
+    @cached_property
+    def is_checked(self) -> Array:
+        """Return a mask of the rows whose true label is known."""
+        mask = np.zeros(len(self.features), dtype=bool)
+        mask[self.checked_rows] = True
+        return mask
+
+    @cached_property
+    def has_several_votes(self) -> bool:
+        """Return whether some row has votes of more than one group."""
+        return len(np.unique(self.votes.row)) < len(self.votes)
+
+    @cached_property
+    def has_checked_votes(self) -> bool:
+        """Return whether checked rows carry votes: then they show how good each group is."""
+        return bool(self.is_checked[self.votes.row].any())
