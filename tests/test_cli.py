@@ -342,7 +342,7 @@ def test_a_cleaning_figure_from_one_command(tmp_path):
     (out / "spec.json").write_text(json.dumps(held))
     other = command("reproduce", "fig4", "--time-limit", "5", "--out", str(out))
     assert other.returncode == 2
-    assert "budget_s: None there, 5.0 now" in other.stderr
+    assert "time_limit: None there, 5.0 now" in other.stderr
 
 
 @pytest.mark.slow

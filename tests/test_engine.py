@@ -17,9 +17,9 @@ from fsla.steps._updates import InPlace
 from fsla.train import CaptureError, EngineWarning, make_engine
 from fsla.train import _captured as captures
 from fsla.train import _engine as engines
-from fsla.train import _run as runs
 from fsla.train._captured import CudaGraph
 from fsla.train._engine import Eager
+from fsla_reproduction import algorithm_run
 from fsla_reproduction.cleaning import RunSpec, execute
 from fsla_reproduction.datasets import TaskSpec
 from fsla_reproduction.methods import Bp, Cg, Fsla, NoCleaning, Ns
@@ -269,7 +269,7 @@ def test_unknown_engine_raises():
 def test_captured_records_equal_eager(method, monkeypatch):
     spec = replace(TINY, method=method)
     eager = execute(spec)
-    monkeypatch.setattr(runs, "make_engine", lambda *args: captured("graph", *args[1:5])[0])
+    monkeypatch.setattr(algorithm_run, "make_engine", lambda *args: captured("graph", *args[1:5])[0])
     graph = execute(spec)
     assert [r["engine"] for r in (eager[0], eager[-1], graph[-1])] == [None, "eager", "graph"]
     for a, b in zip(eager, graph, strict=True):

@@ -164,8 +164,8 @@ def test_command_uses_configured_cluster(backend, tmp_path, inside, cluster, mon
 
 
 def test_cleaning_run_in_worker_resumes_exactly(tmp_path, monkeypatch):
-    smoke = figures.SCALES["smoke"]
-    monkeypatch.setitem(figures.SCALES, "smoke", replace(smoke, base=replace(smoke.base, steps=8, every=2)))
+    smoke = figures.PRESETS["smoke"]
+    monkeypatch.setitem(figures.PRESETS, "smoke", replace(smoke, base=replace(smoke.base, steps=8, every=2)))
     plans = [reproduce.prepare(tmp_path / name, figures.CleaningSpec(), ("fig4",), 1) for name in ("one", "two")]
     reproduce.carry_out(plans[0])
 

@@ -200,11 +200,11 @@ class AlgorithmStepper(Stepper):
         self._state = self._engine.advance(self.state, n)
         self._wait()
         if self._state.step_count == 1:  # the state has its lasting form
-            self._look()
+            self._measure_sizes()
 
     def measure(self, progress: Progress, reason: StopReason | None, eval_fn: Any) -> tuple[Record, float | None]:
         clean, bad = measured(eval_fn(self.state))
-        found: Record = {
+        row: Record = {
             "step": progress.step,
             "seconds": progress.seconds,
             "preparation_seconds": progress.preparation_seconds,
@@ -215,19 +215,19 @@ class AlgorithmStepper(Stepper):
         }
         first = next(iter(clean.values()), None)
         value = float(first) if isinstance(first, int | float) else None
-        sizes, factor = self._look(), self._factor
+        sizes, factor = self._measure_sizes(), self._factor
         wild = [name for name, size in sizes.items() if not math.isfinite(size)]
-        usual = {name: max(1.0, self._reference.get(name, 0.0)) for name in sizes}
-        large = [name for name, size in sizes.items() if factor is not None and size > factor * usual[name]]
+        typical = {name: max(1.0, self._reference.get(name, 0.0)) for name in sizes}
+        large = [name for name, size in sizes.items() if factor is not None and size > factor * typical[name]]
         if wild or large or bad:
             grown = None if wild else max(large, key=sizes.__getitem__, default=None)
-            found |= {
+            row |= {
                 "status": Status.DIVERGED.value,
                 "diverged": grown or (wild + bad)[0],
                 "diverged_size": sizes[grown] if grown else None,
                 "not_finite": wild + bad,
             }
-        return found, value
+        return row, value
 
     def state_dict(self) -> dict[str, object]:
         return {
@@ -243,13 +243,13 @@ class AlgorithmStepper(Stepper):
         start = run.start()
         if type(state) is not type(start):
             raise TypeError(f"its state is a {type(state).__name__}, not a {type(start).__name__}")
-        for name, own, like in (
+        for name, value, like in (
             ("lam", state.lam.value, start.lam.value),
             ("omega", state.omega.value, start.omega.value),
             ("direction", state.direction, start.direction),
             ("v", state.v, start.v),
         ):
-            if _forms(own) != _forms(like):
+            if _forms(value) != _forms(like):
                 raise ValueError(f"{name} has other tensors")
         if not (_COUNTS(saved["calls"]) and _COUNTS(saved["samples"])):
             raise ValueError("its counts are not whole numbers")
@@ -263,7 +263,7 @@ class AlgorithmStepper(Stepper):
         self._reference = dict(reference)
         self._state = map_tensors(lambda t: t.to(run.generator.device) if t.dtype != torch.uint8 else t, state)
 
-    def _look(self) -> dict[str, float]:
+    def _measure_sizes(self) -> dict[str, float]:
         """Return how large the state is; keep what each part was when it was first not zero."""
         sizes = health(self.state)
         for name, size in sizes.items():

@@ -9,6 +9,7 @@ public form takes its place, or the call that needs it raises a RuntimeError tha
 | `Tensor._version` | writes in place go unnoticed |
 | `torch._decomp.decompositions_for_jvp` | loaded by torch at first use |
 | `Module._parameters`, `Module._modules` | `make_functional` raises |
+| `Module._buffers` | `Module.buffers`, which is slower |
 | `torch.utils.checkpoint._checkpoint_without_reentrant_generator` | `make_functional` raises |
 | `torch.ops._c10d_functional` | averaging over ranks raises |
 """
@@ -82,6 +83,14 @@ def module_parameters(module: nn.Module) -> dict[str, nn.Parameter | None]:
     """Return the dictionary in which a module has its own parameters."""
     parameters: dict[str, nn.Parameter | None] = _require(module, "_parameters", "make_functional")
     return parameters
+
+
+def module_buffers(module: nn.Module) -> list[Tensor]:
+    """Return the buffers that a module has itself."""
+    try:
+        return [b for b in module._buffers.values() if b is not None]
+    except AttributeError:
+        return list(module.buffers(recurse=False))
 
 
 def module_parts(module: nn.Module) -> dict[str, nn.Module | None]:

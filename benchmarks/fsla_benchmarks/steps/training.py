@@ -251,7 +251,7 @@ class Run:
             bilevel.step(*batches, independent_batches=independent)
 
         def owned() -> None:
-            mine, trusted = task.draw(), task.draw()
+            inner_batch, trusted = task.draw(), task.draw()
 
             def closure(loss: Callable[[nn.Module, Tensor, Batch], Tensor], batch: Batch) -> Tensor:
                 with task.cast():
@@ -260,7 +260,7 @@ class Run:
                 return value
 
             optimizer.zero_grad()
-            bilevel.backward(partial(closure, task.inner, mine), partial(closure, task.outer, trusted))
+            bilevel.backward(partial(closure, task.inner, inner_batch), partial(closure, task.outer, trusted))
             optimizer.step()
 
         return (owned if self.closures else step), bilevel
@@ -344,37 +344,37 @@ def _measured(
     plain_peak: float | None,
 ) -> Cost:
     device = task.device
-    held: dict[str, Any] = {}
+    current: dict[str, Any] = {}
 
     def begin() -> None:
-        held["step"], held["bilevel"] = run.begin(task, make())
+        current["step"], current["bilevel"] = run.begin(task, make())
 
     def first() -> None:
-        held["step"]()
+        current["step"]()
 
     taken: list[float] = []
     beside: list[float] = []
 
     def warm_up() -> None:
         begin()
-        held["first_s"] = _seconds(device, first)
-        _repeat(held["step"], WARM_UP - 1)
+        current["first_s"] = _seconds(device, first)
+        _repeat(current["step"], WARM_UP - 1)
 
     peak = _peak(device, warm_up)
     beside.append(_seconds(device, lambda: _repeat(reference, STEPS // 2)))
-    taken.append(_seconds(device, lambda: _repeat(held["step"], STEPS)))
+    taken.append(_seconds(device, lambda: _repeat(current["step"], STEPS)))
     beside.append(_seconds(device, lambda: _repeat(reference, STEPS // 2)))
     launches = None
     if device.type == "cuda" and problem == "transformer":
-        while not _is_bare(held["bilevel"]):
-            held["step"]()
-        passes = _three_passes(task, held["bilevel"])
+        while not _is_bare(current["bilevel"]):
+            current["step"]()
+        passes = _three_passes(task, current["bilevel"])
         passes()
-        launches = _launches(held["step"]) - _launches(passes)
+        launches = _launches(current["step"]) - _launches(passes)
     ms = 1e3 * taken[0] / STEPS
     ratio = taken[0] / sum(beside)
     peak_ratio = None if peak is None or plain_peak is None else peak / plain_peak
-    return Cost(problem, run.name, engine, run.outer_every, held["first_s"], ms, ratio, peak_ratio, launches)
+    return Cost(problem, run.name, engine, run.outer_every, current["first_s"], ms, ratio, peak_ratio, launches)
 
 
 def _is_bare(bilevel: BilevelOptimizer) -> bool:
@@ -390,10 +390,10 @@ def _is_bare(bilevel: BilevelOptimizer) -> bool:
 def _three_passes(task: Task, bilevel: BilevelOptimizer) -> Step:
     """The passes of a step by differences, alone."""
     model, logits = bilevel.model, bilevel.outer
-    mine, trusted = task.draw(), task.draw()
+    inner_batch, trusted = task.draw(), task.draw()
 
     def passes() -> None:
-        for loss, batch in ((task.inner, mine), (task.inner, mine), (task.outer, trusted)):
+        for loss, batch in ((task.inner, inner_batch), (task.inner, inner_batch), (task.outer, trusted)):
             for p in model.parameters():
                 p.grad = None
             task.gradient(model, lambda loss=loss, batch=batch: loss(model, logits, batch))  # type: ignore[misc]
@@ -416,10 +416,10 @@ def _repeat(step: Step, n: int) -> None:
 
 def _seconds(device: torch.device, work: Callable[[], None]) -> float:
     wait(device)
-    begun = time.perf_counter()
+    start = time.perf_counter()
     work()
     wait(device)
-    return time.perf_counter() - begun
+    return time.perf_counter() - start
 
 
 def _peak(device: torch.device, work: Callable[[], None]) -> float | None:

@@ -24,6 +24,7 @@ from fsla._tree import Tree
 from fsla.problems._passes import seeded
 
 BatchNorm = Literal["batch", "frozen"]
+DROPOUT = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
 
 
 def make_functional(model: nn.Module, *, batch_norm: BatchNorm | None = None) -> tuple[Tree, Network]:
@@ -76,7 +77,7 @@ class Network:
         self._members = _members(model)
         named = [(name or "the model", m) for name, m in model.named_modules()]
         self._normalising = [(name, m) for name, m in named if _has_statistics(m)]
-        self._dropping = [(name, m) for name, m in named if isinstance(m, nn.modules.dropout._DropoutNd)]
+        self._dropping = [(name, m) for name, m in named if isinstance(m, DROPOUT)]
         self._tried: set[tuple[bool, bool]] = set()
         self._refuse_statistics()
 

@@ -22,7 +22,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from fsla._torch import foreach_add_, foreach_mul
+from fsla._torch import foreach_add_, foreach_mul, module_buffers
 from fsla._tree import Shifted, Tree, copy_, is_sharded, own
 from fsla.distributed import raise_on_first
 from fsla.distributed._reducer import GraphLeaves, Part, Reducer
@@ -226,7 +226,7 @@ class ModuleProblem(LossProblem):
 
     def buffers(self) -> list[Tensor]:
         """Return the buffers as they are now: a module may have replaced one."""
-        return list(dict.fromkeys(b for module in self.modules for b in module._buffers.values() if b is not None))
+        return list(dict.fromkeys(b for module in self.modules for b in module_buffers(module)))
 
     def _candidates(self, device: torch.device) -> tuple[ExactMode, ...]:
         return (REVERSE,)
