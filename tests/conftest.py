@@ -7,8 +7,6 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-COLLECTED = pytest.StashKey[list[tuple[str, bool]]]()
-
 
 def pytest_addoption(parser):
     parser.addoption("--order", type=int, metavar="SEED", help="run modules, and the tests of each, in random order")
@@ -25,17 +23,6 @@ def pytest_collection_modifyitems(config, items):
     order = random.Random(seed)
     groups = order.sample(list(modules.values()), len(modules))
     items[:] = [item for group in groups for item in order.sample(group, len(group))]
-
-
-def pytest_itemcollected(item):
-    """Note every test before marks deselect any."""
-    item.config.stash.setdefault(COLLECTED, []).append((item.nodeid, "slow" in item.keywords))
-
-
-@pytest.fixture
-def collected_tests(pytestconfig):
-    """The id of every test that this session collected, deselected ones included, and whether it is marked slow."""
-    return pytestconfig.stash[COLLECTED]
 
 
 @pytest.fixture(autouse=True)
