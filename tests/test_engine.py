@@ -124,7 +124,7 @@ def test_replayed_run_equals_eager(name, samples, hvp_method):
 
 @needs_compiler
 @pytest.mark.slow  # compiling convolutions takes a minute
-@pytest.mark.parametrize("name", ["fsla", "gauss-newton", "cg"])
+@pytest.mark.parametrize("name", ["fsla", "gauss-newton", "cg", "bp", "ns"])
 def test_compiled_run_equals_eager(name):
     problem, at, draw, generator = cleaning()
     problem = curved(name, problem)

@@ -413,7 +413,9 @@ class StepGraphs:
                     if flags is None:
                         continue
                     first = group["params"][0]
-                    place = self._lrs.setdefault(first, torch.zeros((), dtype=self._dtype, device=first.device))
+                    # Fused kernels take a learning rate in single precision alone.
+                    dtype = torch.float32 if flags.get("fused") or group.get("fused") else self._dtype
+                    place = self._lrs.setdefault(first, torch.zeros((), dtype=dtype, device=first.device))
                     self._set(place, float(group["lr"]))
                     stack.callback(group.update, {name: group[name] for name in (*flags, "lr")})
                     group.update(flags, lr=place)
