@@ -11,12 +11,18 @@ from fsla_benchmarks.steps import (
     PROBLEMS,
     BenchRequest,
     case,
+    describe_run,
+    fill_tables,
     lines,
+    measure_training,
     measure_transformer,
     race,
+    save,
     scaling,
     table,
+    training,
     transformer,
+    write_costs,
 )
 from fsla_benchmarks.steps.memory import peak_mb
 from fsla_benchmarks.steps.race import Key
@@ -196,3 +202,38 @@ def test_bench_ranks_prediction_for_many_gpus():
         assert efficiencies[replication, 1] == 1.0 >= efficiencies[replication, 8] >= efficiencies[replication, 64] > 0
     assert efficiencies["plain", 64] < efficiencies["replicas", 64]
     assert len(list(predictions())) == 10
+
+
+def test_bench_training_costs_become_rows_and_a_table(tmp_path, monkeypatch):
+    monkeypatch.setattr(training, "STEPS", 4)
+    monkeypatch.setattr(training, "TRANSFORMER_RUNS", training.TRANSFORMER_RUNS[-2:])
+    sizes = []
+    device = torch.device("cpu")
+    costs, notes = measure_training(
+        device, lambda text: None, only=("transformer",), keep=lambda rows, notes: sizes.append(len(rows))
+    )
+    assert not notes
+    assert sizes == [1, 2]
+    assert [(cost.run, cost.outer_every) for cost in costs] == [("step, no rollback", 8), ("backward", 8)]
+    assert all(cost.ratio > 0 and cost.first_s > 0 and cost.peak_ratio is None for cost in costs)
+    save(tmp_path / "rows.json", costs, describe_run(device, "abc"), notes)
+    page = "Before.\n<!-- table rows.json -->\nold\n<!-- end -->\nAfter.\n"
+    filled = fill_tables(page, write_costs, tmp_path)
+    assert filled.startswith("Before.\n<!-- table rows.json -->\n\n| training |")
+    assert filled.endswith("commit abc.\n\n<!-- end -->\nAfter.\n")
+    assert "old" not in filled
+    assert fill_tables(filled, write_costs, tmp_path) == filled
+    assert len([line for line in filled.splitlines() if "| transformer |" in line]) == 2
+
+
+def test_bench_training_run_that_fails_is_noted(monkeypatch):
+    def fail(run, task, model):
+        raise torch.cuda.OutOfMemoryError("No memory is left.")
+
+    monkeypatch.setattr(training, "STEPS", 2)
+    monkeypatch.setattr(training, "TRANSFORMER_RUNS", training.TRANSFORMER_RUNS[:1])
+    monkeypatch.setattr(training.Run, "begin", fail)
+    costs, notes = measure_training(torch.device("cpu"), lambda text: None, only=("transformer",))
+    assert not costs
+    assert len(notes) == 1
+    assert "transformer, eager, step" in notes[0]

@@ -16,6 +16,9 @@ from fsla_reproduction.options import RESUMES, DataDir, Jobs, Out
 
 bench = typer.Typer(no_args_is_help=True, help="Benchmarks, each beside what it is compared with.", epilog=EXIT_CODES)
 
+JSONFile = Annotated[Path | None, typer.Option("--json", help="Write the rows to this file.")]
+Commit = Annotated[str | None, typer.Option(help="The commit to record, where the code lies outside of its checkout.")]
+
 
 @bench.command()
 @interruptible("nothing was written.")
@@ -40,7 +43,8 @@ def steps(
         bool, typer.Option("--tf32", help="On a GPU, TF32 for matrix products too, as JAX has it.")
     ] = False,
     autocast: Annotated[bool, typer.Option("--autocast", help="The transformer under bfloat16 autocast too.")] = False,
-    json_file: Annotated[Path | None, typer.Option("--json", help="Write the rows to this file.")] = None,
+    json_file: JSONFile = None,
+    commit: Commit = None,
 ) -> None:
     """What a hyper-iteration costs on this machine, interleaved in one run with the step that is its unit.
 
@@ -64,8 +68,54 @@ def steps(
     for line in (*benchmark.lines(rows), *notes):
         say(line)
     if json_file is not None:
-        benchmark.save(json_file, rows, str(on), notes)
+        benchmark.save(json_file, rows, benchmark.describe_run(on, commit), notes)
         say(str(json_file))
+
+
+@bench.command()
+@interruptible("the rows so far are in the file, if one was named.")
+def training(
+    problems: Annotated[str, typer.Option(help="Of 'transformer', 'cnn', with commas.")] = "transformer,cnn",
+    device: Device = "auto",
+    compiled: Annotated[bool, typer.Option("--compile", help="Compile the transformer too, on both sides.")] = False,
+    json_file: JSONFile = None,
+    commit: Commit = None,
+) -> None:
+    """What weights of data sources cost a training run that learns them on the way, in plain steps."""
+    from fsla._checks import pick, pick_device
+    from fsla_benchmarks import steps as benchmark
+
+    names = tuple(x for x in problems.split(",") if x)
+    for name in names:
+        pick(name, {"transformer": 0, "cnn": 0}, "problem")
+    if json_file is not None:
+        ensure_writable(json_file)
+    on = pick_device(device)
+    run = benchmark.describe_run(on, commit)
+
+    def keep(costs: list[benchmark.Cost], notes: list[str]) -> None:
+        if json_file is not None:
+            benchmark.save(json_file, costs, run, notes)
+
+    with console.status("") as status:
+        costs, notes = benchmark.measure_training(
+            on, lambda text: status.update(Text(text)), compile_too=compiled, only=names, keep=keep
+        )
+    for line in (*benchmark.list_costs(costs), *notes):
+        say(line)
+
+
+@bench.command()
+@interruptible("the page is as it was.")
+def tables(
+    page: Annotated[Path, typer.Argument(help="A Markdown page with comments that name files of results.")],
+) -> None:
+    """Make the tables of a page anew from the files in benchmarks/results."""
+    from fsla._files import write_text
+    from fsla_benchmarks import steps as benchmark
+
+    write_text(page, benchmark.fill_tables(page.read_text(encoding="utf-8"), benchmark.write_costs))
+    say(str(page))
 
 
 @bench.command()

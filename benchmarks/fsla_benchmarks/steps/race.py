@@ -5,17 +5,13 @@ So a machine that slows down slows both, and a ratio is the median over rounds, 
 
 from __future__ import annotations
 
-import json
 import statistics
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
-from pathlib import Path
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
-
-from fsla._files import write_text
 
 Report = Callable[[str], None]
 Advance = Callable[[int], None]
@@ -142,9 +138,3 @@ def lines(rows: list[Row]) -> list[str]:
         memory = (number(r.memory_mb), number(r.peak_mb), number(r.peak_ratio, 2))
         out.append(_TABLE.format(r.problem, step, r.engine, r.precision or "", *times, *memory, varied).rstrip())
     return out
-
-
-def save(path: Path, rows: list[Row], device: str, notes: list[str]) -> None:
-    precision = torch.get_float32_matmul_precision()
-    facts = {"torch": torch.__version__, "device": device, "threads": torch.get_num_threads(), "matmul": precision}
-    write_text(path, json.dumps({**facts, "notes": notes, "rows": [asdict(r) for r in rows]}, indent=2) + "\n")

@@ -13,7 +13,7 @@ from __future__ import annotations
 import gc
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -144,7 +144,7 @@ class Task:
         with torch.cuda.graph(graph):
             self._train(model, optimizer, static)
 
-        def step() -> None:
+        def step(references: tuple[object, ...] = (model, optimizer)) -> None:  # The graph writes into them.
             torch._foreach_copy_(static, self.draw())
             graph.replay()
 
@@ -295,9 +295,22 @@ CNN_RUNS = [
 
 
 def measure_training(
-    device: torch.device, report: Report, *, compile_too: bool = False, only: Sequence[str] = ("transformer", "cnn")
+    device: torch.device,
+    report: Report,
+    *,
+    compile_too: bool = False,
+    only: Sequence[str] = ("transformer", "cnn"),
+    keep: Callable[[list[Cost], list[str]], None] = lambda costs, notes: None,
 ) -> tuple[list[Cost], list[str]]:
-    """Return the costs, and a line for whatever could not be measured, with the reason."""
+    """Return the costs, and a line for whatever could not be measured, with the reason.
+
+    Args:
+        device: where to train.
+        report: is told what is under way.
+        compile_too: measure the transformer compiled as well, against plain training of a compiled one.
+        only: the problems.
+        keep: is called with all rows and lines so far after each run.
+    """
     on_gpu = device.type == "cuda"
     costs: list[Cost] = []
     notes: list[str] = []
@@ -308,6 +321,7 @@ def measure_training(
             costs.append(_measured(problem, task, make, run, mode, reference, peaks.get(mode)))
         except Exception as error:  # no memory, or a compiler or a capture that fails in its own way
             notes.append(f"{problem}, {mode}, {run.name}: {reason(error)}")
+        keep(costs, notes)
         _collect(device)
 
     peaks: dict[str, float | None] = {}
@@ -439,3 +453,37 @@ def _collect(device: torch.device) -> None:
     gc.collect()
     if device.type == "cuda":
         torch.cuda.empty_cache()
+
+
+_COLUMNS = ("training", "how", "run", "outer_every", "plain steps", "ms", "first step, s", "peak memory", "launches")
+
+
+def list_costs(costs: Sequence[Cost]) -> list[str]:
+    """Return the lines of a table for a terminal."""
+    table = [_COLUMNS, *(_cells(cost) for cost in costs)]
+    widths = [max(len(row[column]) for row in table) for column in range(len(_COLUMNS))]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in table]
+
+
+def write_costs(result: Mapping[str, Any]) -> list[str]:
+    """Return the lines of a table in Markdown, from what a file of results holds."""
+    rows = [_cells(Cost(**row)) for row in result["rows"]]
+    lines = [_COLUMNS, ("---",) * len(_COLUMNS), *rows]
+    return [f"| {' | '.join(line)} |" for line in lines]
+
+
+def _cells(cost: Cost) -> tuple[str, ...]:
+    def number(value: float | None, digits: int) -> str:
+        return "" if value is None else f"{value:.{digits}f}"
+
+    return (
+        cost.problem,
+        cost.engine,
+        cost.run,
+        number(cost.outer_every, 0),
+        number(cost.ratio, 2),
+        number(cost.ms, 2),
+        number(cost.first_s, 2),
+        number(cost.peak_ratio, 2),
+        number(cost.launches, 0),
+    )
