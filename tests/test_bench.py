@@ -218,12 +218,12 @@ def test_bench_training_costs_become_rows_and_a_table(tmp_path, monkeypatch):
     assert all(cost.ratio > 0 and cost.first_s > 0 and cost.peak_ratio is None for cost in costs)
     save(tmp_path / "rows.json", costs, describe_run(device, "abc"), notes)
     page = "Before.\n<!-- table rows.json -->\nold\n<!-- end -->\nAfter.\n"
-    filled = fill_tables(page, write_costs, tmp_path)
-    assert filled.startswith("Before.\n<!-- table rows.json -->\n\n| training |")
-    assert filled.endswith("commit abc.\n\n<!-- end -->\nAfter.\n")
-    assert "old" not in filled
-    assert fill_tables(filled, write_costs, tmp_path) == filled
-    assert len([line for line in filled.splitlines() if "| transformer |" in line]) == 2
+    page_now = fill_tables(page, write_costs, tmp_path)
+    assert page_now.startswith("Before.\n<!-- table rows.json -->\n\n| training |")
+    assert page_now.endswith("commit abc.\n\n<!-- end -->\nAfter.\n")
+    assert "old" not in page_now
+    assert fill_tables(page_now, write_costs, tmp_path) == page_now
+    assert len([line for line in page_now.splitlines() if "| transformer |" in line]) == 2
 
 
 def test_bench_training_run_that_fails_is_noted(monkeypatch):
