@@ -1,0 +1,241 @@
+"""The outcome in words: one decision and its facts, all from the same figures."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from fsla.data._dataset import Task
+from fsla.data._decisions import (
+    MIN_LABELS,
+    SURE,
+    Correction,
+    Effect,
+    Relabel,
+    percent,
+    percent_range,
+    points,
+)
+from fsla.data._result import Comparison, Estimate
+
+NAMED = 6
+"""Groups that a line names."""
+
+
+@dataclass(frozen=True)
+class Figures:
+    """All that the sentences are made from."""
+
+    task: Task
+    relabel: Relabel
+    effect: Effect
+    comparison: Comparison | None
+    groups: Sequence[tuple[str, int, str, str]]
+    """Name, labels, decision, reason."""
+    num_rows: int
+    num_labeled: int
+    num_issues: int
+    num_corrected: int
+    """Labels that cleaned.csv replaces."""
+    num_filled: int
+    """Labels that cleaned.csv adds to rows without one."""
+    num_cleaned: int
+    """Rows of cleaned.csv."""
+    num_rescued: int
+    """Rows of dropped groups in cleaned.csv."""
+    num_checked: int
+    correction: Correction | None
+    noise_rate: Estimate | None
+    duplicates: int
+    overlaps: int
+    """Rows that are trusted and training."""
+    largest: tuple[str, float, int] | None
+    """Name and weight of the candidate that counts most, and how many there are."""
+    skipped: Sequence[str]
+
+    def names(self, decision: str) -> list[str]:
+        """Return the groups with a decision."""
+        return [name for name, _, of_group, _ in self.groups if of_group == decision]
+
+
+def write_decision(figures: Figures) -> str:
+    """Return one line: what to do, and the figure that supports it."""
+    comparison, drops, reviews = figures.comparison, figures.names("drop"), figures.names("review")
+    if comparison is None:
+        return (
+            "No recommendation: no row is checked. Check the rows to review, then run again with --trusted "
+            "reviewed.csv."
+        )
+    measured = _describe_comparison(comparison)
+    if figures.effect == "better":
+        drop = f"Drop {join_names(drops)} and use" if drops else "Use"
+        return f"{drop} cleaned.csv: {measured}."
+    if figures.effect == "worse":
+        return f"Use the data as it is: cleaning does harm. {_capital(measured)}."
+    difference = f"no measurable difference ({_describe_gain(comparison)})"
+    if drops:
+        reason = next(reason for name, _, _, reason in figures.groups if name == drops[0])
+        return f"Drop {join_names(drops)}: {reason}."
+    if reviews:
+        return f"Review {join_names(reviews)} before you use cleaned.csv: {measured}, {difference}."
+    if figures.num_corrected:
+        return f"Check corrected labels before you use cleaned.csv: {measured}, {difference}."
+    return f"Use the data as it is: {measured}, {difference}."
+
+
+def write_facts(figures: Figures) -> tuple[str, ...]:
+    """Return further lines, one fact each."""
+    return (
+        *_comparison_lines(figures),
+        *_group_lines(figures),
+        *_label_lines(figures),
+        *_cleaned_lines(figures),
+        *_model_lines(figures),
+        *_duplicate_lines(figures),
+        *figures.skipped,
+    )
+
+
+def join_names(names: Sequence[str], limit: int = NAMED) -> str:
+    """Return the first names, and how many more there are."""
+    more = len(names) - limit
+    return ", ".join(names[:limit]) + (f" and {more} more" if more > 0 else "")
+
+
+def _comparison_lines(figures: Figures) -> list[str]:
+    """Say how the model does where the decision rests on a group."""
+    if figures.comparison is None or figures.effect != "same" or not figures.names("drop"):
+        return []
+    difference = _describe_gain(figures.comparison)
+    return [f"{_capital(_describe_comparison(figures.comparison))}: no measurable difference ({difference})."]
+
+
+def _group_lines(figures: Figures) -> list[str]:
+    if len(figures.groups) < 2:
+        return []
+    lines = []
+    for decision in ("drop", "review"):
+        chosen = [(name, reason) for name, _, of_group, reason in figures.groups if of_group == decision]
+        lines += [f"{decision.capitalize()} {name}: {reason}." for name, reason in chosen[:NAMED]]
+        if len(chosen) > NAMED:
+            lines.append(f"{len(chosen) - NAMED} more groups to {decision} → group_weights.csv.")
+    if figures.names("keep"):
+        lines.append(f"Keep {join_names(figures.names('keep'))}.")
+    if figures.names("not_evaluated"):
+        why = "no row is checked" if figures.comparison is None else f"fewer than {MIN_LABELS} labels"
+        lines.append(f"Not evaluated, {why}: {join_names(figures.names('not_evaluated'))}.")
+    return lines
+
+
+def _label_lines(figures: Figures) -> list[str]:
+    look = "look wrong" if figures.task == "classification" else "lie far from the prediction"
+    what = "labels" if figures.task == "classification" else "numbers"
+    share = figures.num_issues / max(figures.num_labeled, 1)
+    lines = [f"{figures.num_issues} of {figures.num_labeled} {what} ({percent(share)}) {look} → label_issues.csv."]
+    rate, correction = figures.noise_rate, figures.correction
+    if rate is not None:
+        rows = "" if correction is None else f", from {correction.rows} randomly checked rows"
+        lines.append(f"Share of wrong labels: {percent(rate.value)} ({percent_range(rate)}){rows}.")
+        if share < rate.low:
+            lines.append("More labels are wrong than are flagged.")
+        elif share > rate.high:
+            lines.append("More labels are flagged than are wrong: some flagged labels are right.")
+    if figures.task == "regression":
+        return lines
+    if correction is not None and correction.fixed + correction.broken:
+        lines.append(
+            f"Of {correction.rows} randomly checked rows, {correction.right_before} have a right label as it is and "
+            f"{correction.right_after} after correction."
+        )
+    return lines
+
+
+def _cleaned_lines(figures: Figures) -> list[str]:
+    lines = [f"cleaned.csv has {figures.num_cleaned} of {figures.num_rows} rows."]
+    left_out = figures.num_rows - figures.num_cleaned
+    if figures.names("drop") and figures.num_rescued:
+        sure = "" if figures.relabel == "all" else f" with a probability of at least {percent(SURE)}"
+        lines[0] = (
+            f"{lines[0][:-1]}; {figures.num_rescued} rows of dropped groups stay, with their most probable label{sure}."
+        )
+    if left_out:
+        lines.append(f"{left_out} rows of dropped groups are left out of cleaned.csv.")
+    if figures.task == "regression":
+        return lines
+    if figures.num_corrected:
+        sure = f"those with a probability of at least {percent(SURE)}"
+        which = sure if figures.relabel == "sure" else "all that look wrong (--relabel all)"
+        lines.append(f"cleaned.csv has {figures.num_corrected} corrected labels: {which}.")
+    elif figures.num_issues:
+        lines.append(f"cleaned.csv has the labels as they are: {_why_not_corrected(figures)}.")
+    missing = figures.num_rows - figures.num_labeled
+    if missing:
+        lines.append(f"{missing} rows have no label. cleaned.csv has one for {figures.num_filled} of them.")
+    return lines
+
+
+def _why_not_corrected(figures: Figures) -> str:
+    correction = figures.correction
+    if figures.relabel == "never":
+        return "--relabel never"
+    if figures.effect == "unknown":
+        return "no row is checked"
+    if figures.effect == "worse":
+        return "cleaning does harm"
+    if correction is not None and correction.broken > correction.fixed:
+        return f"on checked rows, correction mends {correction.fixed} labels and breaks {correction.broken}"
+    return f"no other label has a probability of {percent(SURE)}"
+
+
+def _model_lines(figures: Figures) -> list[str]:
+    lines = []
+    comparison = figures.comparison
+    if comparison is not None and comparison.trusted_only is not None:
+        value = _with_range(comparison.trusted_only, comparison.metric)
+        lines.append(f"Training on the {figures.num_checked} checked rows alone: {comparison.metric} {value}.")
+    if figures.largest is not None:
+        name, weight, count = figures.largest
+        others = f", the average of {count} candidates; {name} counts {percent(weight)}" if count > 1 else f": {name}"
+        lines.append(f"The model is {others.removeprefix(', ').removeprefix(': ')}.")
+    return lines
+
+
+def _duplicate_lines(figures: Figures) -> list[str]:
+    lines = []
+    if figures.duplicates:
+        lines.append(f"{_rows(figures.duplicates, 'an exact duplicate', 'exact duplicates')} of others.")
+    if figures.overlaps:
+        lines.append(
+            f"{_rows(figures.overlaps, 'also in', 'also in')} the trusted set. Remove them from the data: their "
+            "scores are not independent."
+        )
+    return lines
+
+
+def _rows(count: int, one: str, many: str) -> str:
+    return f"1 row is {one}" if count == 1 else f"{count} rows are {many}"
+
+
+def _describe_comparison(comparison: Comparison) -> str:
+    metric = comparison.metric
+    return (
+        f"{metric} on {comparison.rows} checked rows is {_with_range(comparison.recommended, metric)} with cleaning "
+        f"and {_with_range(comparison.nothing, metric)} without"
+    )
+
+
+def _describe_gain(comparison: Comparison) -> str:
+    gain = comparison.gain
+    if comparison.metric == "accuracy":
+        return points(gain)
+    return f"{gain.value:+.3g}, {gain.low:+.3g} to {gain.high:+.3g}"
+
+
+def _with_range(value: Estimate, metric: str) -> str:
+    if metric == "accuracy":
+        return f"{100 * value.value:.1f} % ({100 * value.low:.0f} to {100 * value.high:.0f} %)"
+    return f"{value.value:.3g} ({value.low:.3g} to {value.high:.3g})"
+
+
+def _capital(text: str) -> str:
+    return text[:1].upper() + text[1:]
