@@ -131,6 +131,8 @@ def fabricate(
         builder=Builder(),
         table=table,
         num_rows=n,
+        row_of=np.arange(n),
+        label=label,
         ids=np.array(ids if ids is not None else [f"s{i}" for i in range(n)], dtype=object),
         columns=pd.DataFrame(
             {

@@ -18,6 +18,8 @@ from fsla.data._review import select_review
 from fsla.data._sentences import Figures, write_decision, write_facts
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from fsla.data._learners import Learner
     from fsla.data._loading import LoadedData
     from fsla.data._strategies import Strategy
@@ -141,45 +143,57 @@ def build_result(
     data, rows = fit.data, loaded.num_rows
     decisions = decide(fit, relabel)
     keep = ~decisions.dropped[:rows]
-    weight = np.where(decisions.dropped, 0.0, tables.sample_weights(fit, decisions))
-    final = tables.final_labels(data, decisions)
-    labels = _written_labels(loaded, decisions, final)
+    weight = np.where(decisions.dropped, 0.0, tables.sample_weights(fit, decisions))[:rows]
     groups = tables.group_table(fit, decisions)
-    columns = loaded.columns
     figures = _figures(loaded, fit, decisions, relabel, groups)
+    model = DataModel(data.task, loaded.builder, fit.predictor, data.classes)
     return CleaningResult(
         task=data.task,
         decision=write_decision(figures),
-        facts=write_facts(figures),
+        facts=write_facts(figures, model.unsaved_part()),
         comparison=fit.comparison,
         groups=groups,
         annotators=tables.annotator_table(fit),
         confusion=tables.confusion_table(fit),
         label_issues=tables.issue_table(fit, decisions, loaded.ids, rows, weight),
-        cleaned=tables.cleaned_table(loaded.table, inputs["label"], labels, weight[:rows], keep),
+        cleaned=tables.cleaned_table(_items(loaded), loaded.label, _final_labels(loaded, decisions), weight, keep),
         review=tables.review_table(loaded, fit, decisions, select_review(data, decisions, rows, review, seed)),
         candidates=tables.candidate_table(fit),
-        columns=columns,
+        columns=loaded.columns,
         noise_rate=fit.noise_rate,
         duplicates=loaded.duplicates,
         notes=loaded.notes,
-        model=DataModel(data.task, loaded.builder, fit.predictor, data.classes),
-        sample_weight=weight[:rows],
+        model=model,
+        sample_weight=weight,
         table=loaded.table,
         classes=() if data.classes is None else tuple(str(name) for name in data.classes),
         num_checked=len(data.checked_rows),
         skipped=fit.skipped,
-        inputs=inputs,
+        inputs=inputs | {"label": loaded.label},
     )
 
 
-def _written_labels(loaded: LoadedData, decisions: Decisions, final: Any) -> list[Any]:
+def _items(loaded: LoadedData) -> pd.DataFrame:
+    """Return a row a sample: of several rows with one id the first, with the label that stands for all of them."""
+    if len(loaded.row_of) == loaded.num_rows:
+        return loaded.table
+    _, first = np.unique(loaded.row_of, return_index=True)
+    items = loaded.table.iloc[first].reset_index(drop=True)
+    items[loaded.label] = [_as_text(label) for label in loaded.given[: loaded.num_rows]]
+    return items
+
+
+def _final_labels(loaded: LoadedData, decisions: Decisions) -> list[Any]:
     """Return each row's label as it is to be written: the cell itself where the label stays."""
-    names = tables.label_names(loaded.data, final[: loaded.num_rows])
-    stays = final[: loaded.num_rows] == decisions.given_label[: loaded.num_rows]
-    return [
-        cell if same else name for cell, same, name in zip(loaded.given[: loaded.num_rows], stays, names, strict=True)
-    ]
+    final = tables.final_labels(loaded.data, decisions)[: loaded.num_rows]
+    names = tables.label_names(loaded.data, final)
+    stays = final == decisions.given_label[: loaded.num_rows]
+    cells = loaded.given[: loaded.num_rows]
+    return [_as_text(cell if same else name) for cell, same, name in zip(cells, stays, names, strict=True)]
+
+
+def _as_text(label: Any) -> str:
+    return "" if label is None else f"{label:.6g}" if isinstance(label, float) else str(label)
 
 
 def _figures(loaded: LoadedData, fit: DataFit, decisions: Decisions, relabel: Relabel, groups: Any) -> Figures:
@@ -189,8 +203,6 @@ def _figures(loaded: LoadedData, fit: DataFit, decisions: Decisions, relabel: Re
     changed = decisions.corrected[:rows] & keep
     best = fit.candidates[0] if fit.candidates else None
     counted = sum(candidate.share > 0 for candidate in fit.candidates)
-    why = loaded.duplicates["why"].astype(str) if len(loaded.duplicates) else []
-    overlaps = sum("trusted" in reason for reason in why)
     return Figures(
         task=fit.data.task,
         relabel=relabel,
@@ -209,8 +221,6 @@ def _figures(loaded: LoadedData, fit: DataFit, decisions: Decisions, relabel: Re
         num_checked=len(fit.data.checked_rows),
         correction=decisions.correction,
         noise_rate=fit.noise_rate,
-        duplicates=len(loaded.duplicates) - overlaps,
-        overlaps=overlaps,
         largest=None if best is None else (f"{best.strategy}/{best.learner}", best.share, counted),
         skipped=fit.skipped,
     )

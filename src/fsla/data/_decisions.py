@@ -243,18 +243,18 @@ def _decide_group(groups: GroupFit, g: int, labels: int, effect: Effect, metric:
         reasons.append(f"{percent(rate.value)} of its labels are wrong ({percent_range(rate)})")
     if groups.weight_low[g] < LOW_WEIGHT:
         weight = f"{groups.weight[g]:.2f} ({groups.weight_low[g]:.2f} to {groups.weight_high[g]:.2f})"
-        reasons.append(f"its weight {weight} may be below {LOW_WEIGHT}")
+        reasons.append(f"weight {weight}")
     decision: Decision = "review" if reasons else "keep"
     if gain is not None:
         sign = sign_of(gain)
         certainly_low = groups.weight_high[g] < LOW_WEIGHT and gain.value >= 0
         if sign == "worse":
             decision = "keep"
-        elif effect != "worse" and (sign == "better" or (effect == "better" and certainly_low)):
+        elif reasons and effect != "worse" and (sign == "better" or (effect == "better" and certainly_low)):
             decision = "drop"
         reasons.append(_describe_gain(gain, metric))
     if not reasons:
-        reasons.append(f"its weight is at least {groups.weight_low[g]:.2f}")
+        reasons.append(f"weight at least {groups.weight_low[g]:.2f}")
     return GroupDecision(decision, "; ".join(reasons))
 
 

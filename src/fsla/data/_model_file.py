@@ -92,7 +92,7 @@ def load_model(path: str | Path) -> DataModel:
     Raises:
         ValueError: if the file is damaged or is none of these.
     """
-    from fsla.data._selection import predictor_from_state
+    from fsla.data._predictors import predictor_from_state
 
     file = container.read(Path(path), KIND)
     try:

@@ -102,8 +102,7 @@ def _finalize(value: Any) -> Any:
 
 def _attribute(text: str) -> Markup:
     """Return text for an attribute that a script reads back: nothing is replaced but what HTML needs."""
-    escaped = Markup.escape(text)
-    return Markup(escaped.replace("\r", "&#13;").replace("\n", "&#10;"))
+    return Markup("".join(c if c.isprintable() else f"&#{ord(c)};" for c in str(Markup.escape(text))))
 
 
 def _hash(source: str, tag: str) -> str:
@@ -216,10 +215,10 @@ def _confusions(confusion: pd.DataFrame) -> tuple[list[dict[str, Any]], list[dic
     """Return the heat map (none for many classes) and the most frequent mix-ups."""
     names = list(confusion.columns)
     values = confusion.to_numpy()
-    pairs = sorted(((values[i, j], i, j) for i in range(len(names)) for j in range(len(names)) if i != j), reverse=True)
+    pairs = [(values[i, j], i, j) for i in range(len(names)) for j in range(len(names)) if i != j]
     mixups = [
         {"share": _percent(share), "true": names[i], "given": names[j]}
-        for share, i, j in pairs[:MIXUPS]
+        for share, i, j in sorted(pairs, key=lambda pair: -pair[0])[:MIXUPS]
         if share >= FREQUENT
     ]
     if len(names) > HEAT_CLASSES:
@@ -234,12 +233,12 @@ def _confusions(confusion: pd.DataFrame) -> tuple[list[dict[str, Any]], list[dic
 def _card(row: dict[str, Any], number: int, result: CleaningResult) -> dict[str, Any]:
     given, suggested = row["given_label"], row["suggested_label"]
     cells = row.get("cells") or {}
-    picture = row.get("picture")
+    picture = row.get("image")
     text = row.get("text")
     return {
         "number": number,
         "row": row["row"],
-        "id": row["id"],
+        "id": _cut(str(row["id"]), 60),
         "group": row.get("group", ""),
         "given": _label_text(given),
         "reason": _space(str(row["reason"])),
@@ -278,26 +277,16 @@ def _cut(text: str, length: int) -> str:
 
 
 def _review_data(result: CleaningResult) -> Markup:
-    """Return what the script needs to write reviewed.csv: the rows of the table as they are."""
-    label = str(result.inputs["label"])
-    names = [str(name) for name in result.table.columns]
-    if label not in names:
-        names.append(label)
-    rows = []
-    for row, random in zip(result.review["row"].tolist(), result.review["is_random"].tolist(), strict=True):
-        cells = [_cell_text(cell) for cell in result.table.iloc[row].tolist()]
-        rows.append({"row": row, "random": random, "cells": cells + [""] * (len(names) - len(cells))})
-    content = {
-        "header": [*names, "fsla_row", f"original_{label}", "fsla_is_random"],
-        "label": names.index(label),
-        "rows": rows,
-    }
-    digest = hashlib.blake2b(json.dumps(content).encode(), digest_size=12).hexdigest()
-    return _attribute(json.dumps({"key": f"fsla-review-{digest}", **content}))
-
-
-def _cell_text(cell: Any) -> str:
-    return "" if cell is None or cell != cell else str(cell)
+    """Return what the script needs to write reviewed.csv."""
+    names = ("row", "id", "given_label", "is_random")
+    rows = [
+        {"row": row, "id": str(name), "given": _label_text(given), "random": random}
+        for row, name, given, random in zip(*(result.review[name].tolist() for name in names), strict=True)
+    ]
+    header = ["row", "id", "given_label", "checked_label", "is_random"]
+    content = json.dumps({"header": header, "rows": rows})
+    digest = hashlib.blake2b(f"{_origin(result)} {content}".encode(), digest_size=12).hexdigest()
+    return _attribute(json.dumps({"key": f"fsla-review-{digest}", "header": header, "rows": rows}))
 
 
 def _snippet(result: CleaningResult) -> str:

@@ -68,7 +68,7 @@ class CleaningResult:
     groups that cannot be corrected."""
     review: pd.DataFrame
     """Rows worth a person's look: row, id, given_label, suggested_label, probability, reason, is_random, and what
-    there is of group, text, cells and picture (PNG)."""
+    there is of group, text, cells and image (PNG)."""
     candidates: pd.DataFrame
     """strategy, learner, share (of the ensemble), log_likelihood or squared error, accuracy, seconds."""
     columns: pd.DataFrame
@@ -149,7 +149,7 @@ class CleaningResult:
         def text(content: str) -> Callable[[Path], None]:
             return lambda path: write_text(path, content)
 
-        review = self.review.drop(columns=["picture", "cells"], errors="ignore")
+        review = self.review.drop(columns=["image", "cells"], errors="ignore")
         writers = {
             "label_issues.csv": text(table_for_people(self.label_issues)),
             "cleaned.csv": text(table_for_programs(self.cleaned)),

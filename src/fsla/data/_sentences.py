@@ -46,9 +46,6 @@ class Figures:
     num_checked: int
     correction: Correction | None
     noise_rate: Estimate | None
-    duplicates: int
-    overlaps: int
-    """Rows that are trusted and training."""
     largest: tuple[str, float, int] | None
     """Name and weight of the candidate that counts most, and how many there are."""
     skipped: Sequence[str]
@@ -83,16 +80,16 @@ def write_decision(figures: Figures) -> str:
     return f"Use the data as it is: {measured}, {difference}."
 
 
-def write_facts(figures: Figures) -> tuple[str, ...]:
-    """Return further lines, one fact each."""
+def write_facts(figures: Figures, unsaved: str | None = None) -> tuple[str, ...]:
+    """Return further lines, one fact each; `unsaved` is why the model has no file."""
     return (
         *_comparison_lines(figures),
         *_group_lines(figures),
         *_label_lines(figures),
         *_cleaned_lines(figures),
         *_model_lines(figures),
-        *_duplicate_lines(figures),
         *figures.skipped,
+        *([f"model.safetensors is not written: {unsaved}"] if unsaved else []),
     )
 
 
@@ -154,10 +151,10 @@ def _cleaned_lines(figures: Figures) -> list[str]:
     lines = [f"cleaned.csv has {figures.num_cleaned} of {figures.num_rows} rows."]
     left_out = figures.num_rows - figures.num_cleaned
     if figures.names("drop") and figures.num_rescued:
-        sure = "" if figures.relabel == "all" else f" with a probability of at least {percent(SURE)}"
-        lines[0] = (
-            f"{lines[0][:-1]}; {figures.num_rescued} rows of dropped groups stay, with their most probable label{sure}."
-        )
+        label = "their most probable label"
+        if figures.relabel == "sure":
+            label = f"a label of at least {percent(SURE)} probability"
+        lines.append(f"{figures.num_rescued} rows of dropped groups stay in cleaned.csv, with {label}.")
     if left_out:
         lines.append(f"{left_out} rows of dropped groups are left out of cleaned.csv.")
     if figures.task == "regression":
@@ -198,22 +195,6 @@ def _model_lines(figures: Figures) -> list[str]:
         others = f", the average of {count} candidates; {name} counts {percent(weight)}" if count > 1 else f": {name}"
         lines.append(f"The model is {others.removeprefix(', ').removeprefix(': ')}.")
     return lines
-
-
-def _duplicate_lines(figures: Figures) -> list[str]:
-    lines = []
-    if figures.duplicates:
-        lines.append(f"{_rows(figures.duplicates, 'an exact duplicate', 'exact duplicates')} of others.")
-    if figures.overlaps:
-        lines.append(
-            f"{_rows(figures.overlaps, 'also in', 'also in')} the trusted set. Remove them from the data: their "
-            "scores are not independent."
-        )
-    return lines
-
-
-def _rows(count: int, one: str, many: str) -> str:
-    return f"1 row is {one}" if count == 1 else f"{count} rows are {many}"
 
 
 def _describe_comparison(comparison: Comparison) -> str:

@@ -199,7 +199,7 @@ def review_table(loaded: Any, fit: DataFit, decisions: Decisions, chosen: Review
     )
     if data.num_groups > 1:
         table["group"] = [groups[row] for row in rows]
-    for name, missing in (("text", None), ("cells", {}), ("picture", None)):
+    for name, missing in (("text", None), ("cells", {}), ("image", None)):
         values = [part.get(name, missing) for part in shown]
         if any(values):
             table[name] = pd.Series(values, dtype=object)
