@@ -8,7 +8,8 @@ import pytest
 from scipy.stats import binomtest
 
 from fabricated import fabricate, fabricated_result
-from fsla.data._decisions import SURE, Correction, decide, given_labels, sign_of
+from fsla.data._clean import build_result
+from fsla.data._decisions import SURE, Correction, decide, given_labels, sign_of, uncovered_groups
 from fsla.data._result import Estimate
 from fsla.data._review import select_review
 from fsla.data._sentences import Figures, write_decision, write_facts
@@ -132,7 +133,7 @@ def figures_of(**changes):
     base = {
         "task": "classification", "relabel": "sure", "effect": "same", "comparison": None, "groups": [],
         "num_rows": 120, "num_labeled": 120, "num_issues": 10, "num_corrected": 0, "num_filled": 0,
-        "num_cleaned": 120, "num_rescued": 0, "num_checked": 40, "correction": None, "noise_rate": None,
+        "num_cleaned": 120, "num_rescued": 0, "num_checked": 40, "correction": None, "noise_rate": None, "uncovered": (),
         "largest": None, "skipped": (),
     }  # fmt: skip
     return Figures(**base | changes)
@@ -288,3 +289,17 @@ def test_review_of_few_rows_takes_all():
     _, fit = fabricate("better", n=43)
     chosen = select_review(fit.data, decide(fit, "sure"), 43, 50, 0)
     assert sorted(chosen.rows) == [40, 41, 42]
+
+
+def test_share_of_wrong_labels_is_unknown_if_checked_rows_miss_a_group():
+    """Checked rows of one hospital are no random sample of four."""
+    loaded, fit = fabricate("better", n=300, checked=60)
+    inside = fit.data.votes.group[:60] != 2
+    data = replace(fit.data, checked_rows=fit.data.checked_rows[inside], checked_labels=fit.data.checked_labels[inside])
+    groups = replace(fit.groups, num_checked_votes=np.array([20, 20, 0]))
+    fit = replace(fit, data=data, groups=groups)
+    assert uncovered_groups(fit) == ["forum"]
+    loaded.data = data
+    result = build_result(loaded, fit, relabel="sure", review=0, seed=0, inputs={})
+    assert result.noise_rate is None
+    assert "Share of wrong labels: unknown, because no checked row is of forum." in result.facts

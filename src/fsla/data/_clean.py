@@ -11,7 +11,7 @@ import numpy as np
 from fsla._checks import pick, whole_number
 from fsla.data import _tables as tables
 from fsla.data._data_fit import DataFit
-from fsla.data._decisions import Decisions, Relabel, decide
+from fsla.data._decisions import Decisions, Relabel, decide, uncovered_groups
 from fsla.data._model_file import DataModel
 from fsla.data._result import CleaningResult
 from fsla.data._review import select_review
@@ -160,7 +160,7 @@ def build_result(
         review=tables.review_table(loaded, fit, decisions, select_review(data, decisions, rows, review, seed)),
         candidates=tables.candidate_table(fit),
         columns=loaded.columns,
-        noise_rate=fit.noise_rate,
+        noise_rate=figures.noise_rate,
         duplicates=loaded.duplicates,
         notes=loaded.notes,
         model=model,
@@ -201,6 +201,7 @@ def _figures(loaded: LoadedData, fit: DataFit, decisions: Decisions, relabel: Re
     labeled = np.isfinite(decisions.quality[:rows])
     keep = ~decisions.dropped[:rows]
     changed = decisions.corrected[:rows] & keep
+    uncovered = uncovered_groups(fit)
     best = fit.candidates[0] if fit.candidates else None
     counted = sum(candidate.share > 0 for candidate in fit.candidates)
     return Figures(
@@ -220,7 +221,8 @@ def _figures(loaded: LoadedData, fit: DataFit, decisions: Decisions, relabel: Re
         num_rescued=int(decisions.rescued[:rows].sum()),
         num_checked=len(fit.data.checked_rows),
         correction=decisions.correction,
-        noise_rate=fit.noise_rate,
+        noise_rate=None if uncovered else fit.noise_rate,
+        uncovered=uncovered,
         largest=None if best is None else (f"{best.strategy}/{best.learner}", best.share, counted),
         skipped=fit.skipped,
     )

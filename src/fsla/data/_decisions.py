@@ -22,6 +22,8 @@ LOW_WEIGHT = 0.3
 """A group whose weight may be lower is in question."""
 SUSPECT_RATE = 0.25
 """A group with a higher share of wrong labels is in question."""
+MIN_EXPECTED = 7.0
+"""Checked labels that a group would have in a random sample; none at all then has a probability below .001."""
 UNLIKELY = 0.001
 """Tail probability below which a number looks wrong."""
 MIN_LABELS = 5
@@ -153,6 +155,16 @@ def measured_effect(comparison: Comparison | None) -> Effect:
     if comparison is None:
         return "unknown"
     return sign_of(comparison.gain)
+
+
+def uncovered_groups(fit: DataFit) -> list[str]:
+    """Return the groups that a random sample of checked rows would have met, and this one has not."""
+    if fit.groups is None:
+        return []
+    labels = np.bincount(fit.data.votes.group, minlength=fit.data.num_groups)
+    checked = fit.groups.num_checked_votes
+    expected = checked.sum() * labels / max(labels.sum(), 1)
+    return [str(name) for name in fit.data.group_names[(checked == 0) & (expected >= MIN_EXPECTED)]]
 
 
 def sign_of(gain: Estimate) -> Effect:

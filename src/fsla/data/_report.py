@@ -186,7 +186,7 @@ def _group(row: dict[str, Any]) -> dict[str, Any]:
     known = not math.isnan(rate.value)
     return row | {
         "reason": _space(str(row["reason"])),
-        "rate": f"{100 * rate.value:.0f}\u00a0% ({100 * rate.low:.0f} to {100 * rate.high:.0f})" if known else "",
+        "rate": f"{100 * rate.value:.0f}\u00a0% ({100 * rate.low:.0f} to {100 * rate.high:.0f})" if known else "unknown",
         "rate_svg": _interval(rate) if known else "",
         "weight_text": f"{weight.value:.2f} ({weight.low:.2f} to {weight.high:.2f})",
         "weight_svg": _interval(weight),
@@ -244,7 +244,7 @@ def _card(row: dict[str, Any], number: int, result: CleaningResult) -> dict[str,
         "reason": _space(str(row["reason"])),
         "picture": Markup(base64.b64encode(picture).decode("ascii")) if isinstance(picture, bytes) else "",
         "text": _cut(text, TEXT) if isinstance(text, str) else "",
-        "cells": [(_cut(str(name), CELL), _cut(str(cell), CELL)) for name, cell in list(cells.items())[:CELLS]],
+        "cells": [(_cut(str(name), CELL), _cut(str(cell), CELL)) for name, cell in cells.items() if cell][:CELLS],
         "choices": _choices(given, suggested, result),
     }
 

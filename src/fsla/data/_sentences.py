@@ -46,6 +46,8 @@ class Figures:
     num_checked: int
     correction: Correction | None
     noise_rate: Estimate | None
+    uncovered: Sequence[str]
+    """Groups that checked rows say nothing of."""
     largest: tuple[str, float, int] | None
     """Name and weight of the candidate that counts most, and how many there are."""
     skipped: Sequence[str]
@@ -130,9 +132,14 @@ def _label_lines(figures: Figures) -> list[str]:
     share = figures.num_issues / max(figures.num_labeled, 1)
     lines = [f"{figures.num_issues} of {figures.num_labeled} {what} ({percent(share)}) {look} → label_issues.csv."]
     rate, correction = figures.noise_rate, figures.correction
-    if rate is not None:
-        rows = "" if correction is None else f", from {correction.rows} randomly checked rows"
-        lines.append(f"Share of wrong labels: {percent(rate.value)} ({percent_range(rate)}){rows}.")
+    if figures.uncovered:
+        names = join_names(figures.uncovered)
+        lines.append(f"Share of wrong labels: unknown, because no checked row is of {names}.")
+    elif rate is not None:
+        rows = "the checked rows" if correction is None else f"the {correction.rows} checked rows"
+        lines.append(
+            f"Share of wrong labels: {percent(rate.value)} ({percent_range(rate)}), if {rows} are a random sample."
+        )
         if share < rate.low:
             lines.append("More labels are wrong than are flagged.")
         elif share > rate.high:
@@ -141,7 +148,7 @@ def _label_lines(figures: Figures) -> list[str]:
         return lines
     if correction is not None and correction.fixed + correction.broken:
         lines.append(
-            f"Of {correction.rows} randomly checked rows, {correction.right_before} have a right label as it is and "
+            f"Of {correction.rows} checked rows, {correction.right_before} have a right label as it is and "
             f"{correction.right_after} after correction."
         )
     return lines
