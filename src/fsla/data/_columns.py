@@ -14,9 +14,6 @@ import numpy as np
 from fsla._files import some
 from fsla.data._dataset import Array
 
-if TYPE_CHECKING:
-    pass
-
 Kind = Literal["number", "boolean", "date", "category", "text", "image", "id", "constant", "empty"]
 FEATURE_KINDS = ("number", "boolean", "date", "category", "text", "image")
 MISSING = frozenset({"", "na", "n/a", "#n/a", "nan", "<na>", "nat", "null", "none", "nil", "?", "-", "--", "."})
