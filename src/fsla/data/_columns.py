@@ -387,8 +387,8 @@ def is_copy(column: Column, cells: Any, target: Target | None) -> str:
     """Return why a column repeats the label, or an empty text."""
     if target is None or column.kind in ("text", "image") or column.levels < len(target.names):
         return ""
-    is_number = column.kind == "number"
-    if is_number and target.numbers is None and column.levels > len(target.names):
+    in_units = column.kind == "number" and target.numbers is not None and len(target.names) > FEW_VALUES
+    if column.kind == "number" and not in_units and column.levels > len(target.names):
         return ""
     codes, texts = factorize(np.asarray(cells, dtype=object)[target.rows])
     both = codes >= 0
@@ -399,7 +399,7 @@ def is_copy(column: Column, cells: Any, target: Target | None) -> str:
     if len(pairs) == levels == len(np.unique(pairs[:, 1])) == len(target.names):
         same = {text.casefold() for text in texts} == set(target.names)
         return "a copy of the label" if same else "each value belongs to one label"
-    if is_number and target.numbers is not None and levels > FEW_VALUES:
+    if in_units and target.numbers is not None and levels > FEW_VALUES:
         x, y = parse_numbers(texts, column.decimal)[codes[both]], target.numbers[target.codes[both]]
         x, y = x[~np.isnan(x)], y[~np.isnan(x)]
         if len(x) and np.ptp(x) > 0 and np.ptp(y) > 0 and abs(np.corrcoef(x, y)[0, 1]) > 1 - 1e-9:
