@@ -86,7 +86,7 @@ def test_page_and_terminal_have_the_same_lines(effect):
 
 
 @pytest.mark.parametrize(
-    ("effect", "best"), [("better", "With cleaning"), ("same", None), ("worse", "Everything as it is")]
+    ("effect", "best"), [("better", "This model"), ("same", None), ("worse", "Everything as it is")]
 )
 def test_picture_marks_what_the_decision_recommends(effect, best):
     """The eye goes to the bold line first."""

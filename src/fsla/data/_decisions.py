@@ -19,7 +19,7 @@ DECISIONS: tuple[Decision, ...] = ("drop", "review", "keep", "not_evaluated")
 SURE = 0.9
 """Probability from which a label is corrected."""
 LOW_WEIGHT = 0.3
-"""A group whose weight may be lower is in question."""
+"""A group with a lower weight, by its whole interval, is in question."""
 SUSPECT_RATE = 0.25
 """A group with a higher share of wrong labels is in question."""
 MIN_EXPECTED = 7.0
@@ -233,9 +233,19 @@ def _decide_groups(fit: DataFit, effect: Effect) -> tuple[GroupDecision, ...]:
     groups = fit.groups
     if groups is None:
         return ()
-    labels = np.bincount(fit.data.votes.group, minlength=fit.data.num_groups)
+    count = fit.data.num_groups
+    labels = np.bincount(fit.data.votes.group, minlength=count)
     metric = "accuracy" if fit.comparison is None else fit.comparison.metric
-    decisions = [_decide_group(groups, g, int(labels[g]), effect, metric) for g in range(fit.data.num_groups)]
+    suspicions = [_suspicions(groups, g) for g in range(count)]
+    in_question = sum(bool(suspicion) for suspicion in suspicions)
+    decisions = []
+    for g in range(count):
+        if labels[g] < MIN_LABELS:
+            decisions.append(GroupDecision("not_evaluated", f"{labels[g]} label{'s' if labels[g] != 1 else ''} only"))
+        elif effect == "unknown":
+            decisions.append(GroupDecision("not_evaluated", "no row is checked"))
+        else:
+            decisions.append(_decide_group(groups, g, suspicions[g], in_question, effect, metric))
     if all(d.decision in ("drop", "not_evaluated") for d in decisions):  # an empty data set helps nobody
         decisions = [
             GroupDecision("review", f"{d.reason}; no group would remain") if d.decision == "drop" else d
@@ -244,39 +254,58 @@ def _decide_groups(fit: DataFit, effect: Effect) -> tuple[GroupDecision, ...]:
     return tuple(decisions)
 
 
-def _decide_group(groups: GroupFit, g: int, labels: int, effect: Effect, metric: str) -> GroupDecision:
-    if labels < MIN_LABELS:
-        return GroupDecision("not_evaluated", f"{labels} label{'s' if labels != 1 else ''} only")
-    if effect == "unknown":
-        return GroupDecision("not_evaluated", "no row is checked")
-    gain, rate = groups.gain_without[g], groups.noise_rate[g]
-    reasons = []
+def _suspicions(groups: GroupFit, g: int) -> list[str]:
+    """Return what puts a group in question, in figures."""
+    suspicions, rate = [], groups.noise_rate[g]
     if rate is not None and rate.low > SUSPECT_RATE:
-        reasons.append(f"{percent(rate.value)} of its labels are wrong ({percent_range(rate)})")
-    if groups.weight_low[g] < LOW_WEIGHT:
+        suspicions.append(f"{percent(rate.value)} of its labels are wrong ({percent_range(rate)})")
+    if groups.weight_high[g] < LOW_WEIGHT:
         weight = f"{groups.weight[g]:.2f} ({groups.weight_low[g]:.2f} to {groups.weight_high[g]:.2f})"
-        reasons.append(f"weight {weight}")
-    decision: Decision = "review" if reasons else "keep"
-    if gain is not None:
-        sign = sign_of(gain)
-        certainly_low = groups.weight_high[g] < LOW_WEIGHT and gain.value >= 0
-        if sign == "worse":
-            decision = "keep"
-        elif reasons and effect != "worse" and (sign == "better" or (effect == "better" and certainly_low)):
-            decision = "drop"
-        reasons.append(_describe_gain(gain, metric))
-    if not reasons:
-        reasons.append(f"weight at least {groups.weight_low[g]:.2f}")
-    return GroupDecision(decision, "; ".join(reasons))
+        suspicions.append(f"weight {weight}")
+    return suspicions
+
+
+def _decide_group(
+    groups: GroupFit, g: int, suspicions: list[str], in_question: int, effect: Effect, metric: str
+) -> GroupDecision:
+    """Drop a group in question if the data is better without it.
+
+    That is measured by leaving it out, with an interval for all groups in question at once, or by a model that is
+    better as a whole and hardly uses the group.
+    """
+    gain = groups.gain_without[g]
+    if not suspicions:
+        rate = groups.noise_rate[g]
+        weight = f"weight {groups.weight[g]:.2f}"
+        few = "" if rate is None else f"{percent(rate.value)} of its labels are wrong ({percent_range(rate)}), "
+        return GroupDecision("keep", few + weight)
+    if gain is None:
+        return GroupDecision("review", "; ".join(suspicions))
+    decision: Decision = "review"
+    sign = sign_of(_widen(gain, in_question))
+    if sign == "worse":
+        decision = "keep"
+    elif (effect != "worse" and sign == "better") or (
+        effect == "better" and groups.weight_high[g] < LOW_WEIGHT and gain.value > 0
+    ):
+        decision = "drop"
+    return GroupDecision(decision, "; ".join([*suspicions, _describe_gain(gain, metric)]))
+
+
+def _widen(gain: Estimate, comparisons: int) -> Estimate:
+    """Return an interval that holds for several groups at once (Bonferroni)."""
+    from scipy.stats import norm
+
+    factor = float(norm.isf(0.025 / max(comparisons, 1)) / norm.isf(0.025))
+    return Estimate(
+        gain.value, gain.value - factor * (gain.value - gain.low), gain.value + factor * (gain.high - gain.value)
+    )
 
 
 def _describe_gain(gain: Estimate, metric: str) -> str:
-    sign = sign_of(gain)
-    if metric != "accuracy":
-        trend = {"better": "falls", "worse": "rises", "same": "does not change measurably"}[sign]
-        return f"squared error {trend} without it ({-gain.value:+.3g}, {-gain.high:+.3g} to {-gain.low:+.3g})"
-    trend = {"better": "rises", "worse": "falls", "same": "does not change measurably"}[sign]
-    return f"accuracy {trend} without it ({points(gain)})"
+    if metric == "accuracy":
+        return f"accuracy without it {points(gain)}"
+    return f"squared error without it {-gain.value:+.3g} ({-gain.high:+.3g} to {-gain.low:+.3g})"
 
 
 def percent(share: float) -> str:
@@ -291,4 +320,4 @@ def percent_range(estimate: Estimate) -> str:
 
 def points(gain: Estimate) -> str:
     """Return a difference of shares as text, with its interval."""
-    return f"{100 * gain.value:+.1f} points, {100 * gain.low:+.1f} to {100 * gain.high:+.1f}"
+    return f"{100 * gain.value:+.1f} points ({100 * gain.low:+.1f} to {100 * gain.high:+.1f})"

@@ -137,7 +137,7 @@ def _comparison(result: CleaningResult) -> dict[str, Any] | None:
         return None
     entries = [
         ("Everything as it is", "nothing", comparison.nothing),
-        ("With cleaning", "cleaned", comparison.recommended),
+        ("This model", "cleaned", comparison.recommended),
         *([("Checked rows alone", "nothing", comparison.trusted_only)] if comparison.trusted_only is not None else []),
     ]
     accuracy = comparison.metric == "accuracy"
@@ -186,7 +186,9 @@ def _group(row: dict[str, Any]) -> dict[str, Any]:
     known = not math.isnan(rate.value)
     return row | {
         "reason": _space(str(row["reason"])),
-        "rate": f"{100 * rate.value:.0f}\u00a0% ({100 * rate.low:.0f} to {100 * rate.high:.0f})" if known else "unknown",
+        "rate": f"{100 * rate.value:.0f}\u00a0% ({100 * rate.low:.0f} to {100 * rate.high:.0f})"
+        if known
+        else "unknown",
         "rate_svg": _interval(rate) if known else "",
         "weight_text": f"{weight.value:.2f} ({weight.low:.2f} to {weight.high:.2f})",
         "weight_svg": _interval(weight),

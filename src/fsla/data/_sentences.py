@@ -52,6 +52,10 @@ class Figures:
     """Name and weight of the candidate that counts most, and how many there are."""
     skipped: Sequence[str]
 
+    def reason(self, group: str) -> str:
+        """Return why a group has its decision."""
+        return next(reason for name, _, _, reason in self.groups if name == group)
+
     def names(self, decision: str) -> list[str]:
         """Return the groups with a decision."""
         return [name for name, _, of_group, _ in self.groups if of_group == decision]
@@ -66,20 +70,20 @@ def write_decision(figures: Figures) -> str:
             "reviewed.csv."
         )
     measured = _describe_comparison(comparison)
+    corrected = figures.num_corrected > 0 and figures.correction is not None and figures.correction.effect == "better"
     if figures.effect == "better":
-        drop = f"Drop {join_names(drops)} and use" if drops else "Use"
-        return f"{drop} cleaned.csv: {measured}."
+        table = " and cleaned.csv" if drops or corrected else ""
+        start = f"Drop {join_names(drops)}, and use" if drops else "Use"
+        return f"{start} the model{table}: {measured}."
     if figures.effect == "worse":
-        return f"Use the data as it is: cleaning does harm. {_capital(measured)}."
-    difference = f"no measurable difference ({_describe_gain(comparison)})"
+        return f"Use the data as it is, not the model: {measured}."
+    unclear = f"{measured}, no measurable difference {_describe_gain(comparison)}"
     if drops:
-        reason = next(reason for name, _, _, reason in figures.groups if name == drops[0])
-        return f"Drop {join_names(drops)}: {reason}."
-    if reviews:
-        return f"Review {join_names(reviews)} before you use cleaned.csv: {measured}, {difference}."
-    if figures.num_corrected:
-        return f"Check corrected labels before you use cleaned.csv: {measured}, {difference}."
-    return f"Use the data as it is: {measured}, {difference}."
+        return f"Drop {join_names(drops)}: {figures.reason(drops[0])}."
+    if corrected and figures.correction is not None:
+        return f"Use the labels of cleaned.csv: {_describe_correction(figures.correction)}."
+    review = "" if not reviews else f" and review {join_names(reviews) if len(reviews) <= 3 else 'some groups'}"
+    return f"Use the data as it is{review}: {unclear}."
 
 
 def write_facts(figures: Figures, unsaved: str | None = None) -> tuple[str, ...]:
@@ -102,11 +106,12 @@ def join_names(names: Sequence[str], limit: int = NAMED) -> str:
 
 
 def _comparison_lines(figures: Figures) -> list[str]:
-    """Say how the model does where the decision rests on a group."""
-    if figures.comparison is None or figures.effect != "same" or not figures.names("drop"):
+    """Say how the model does where the decision rests on something else."""
+    comparison = figures.comparison
+    if comparison is None or _describe_comparison(comparison) in write_decision(figures):
         return []
-    difference = _describe_gain(figures.comparison)
-    return [f"{_capital(_describe_comparison(figures.comparison))}: no measurable difference ({difference})."]
+    difference = f"no measurable difference {_describe_gain(comparison)}"
+    return [f"{_capital(_describe_comparison(comparison))}, {difference}."]
 
 
 def _group_lines(figures: Figures) -> list[str]:
@@ -147,10 +152,7 @@ def _label_lines(figures: Figures) -> list[str]:
     if figures.task == "regression":
         return lines
     if correction is not None and correction.fixed + correction.broken:
-        lines.append(
-            f"Of {correction.rows} checked rows, {correction.right_before} have a right label as it is and "
-            f"{correction.right_after} after correction."
-        )
+        lines.append(f"{_capital(_describe_correction(correction))}.")
     return lines
 
 
@@ -169,7 +171,8 @@ def _cleaned_lines(figures: Figures) -> list[str]:
     if figures.num_corrected:
         sure = f"those with a probability of at least {percent(SURE)}"
         which = sure if figures.relabel == "sure" else "all that look wrong (--relabel all)"
-        lines.append(f"cleaned.csv has {figures.num_corrected} corrected labels: {which}.")
+        check = " Check them before you use it." if figures.effect == "same" else ""
+        lines.append(f"cleaned.csv has {figures.num_corrected} corrected labels: {which}.{check}")
     elif figures.num_issues:
         lines.append(f"cleaned.csv has the labels as they are: {_why_not_corrected(figures)}.")
     missing = figures.num_rows - figures.num_labeled
@@ -185,7 +188,7 @@ def _why_not_corrected(figures: Figures) -> str:
     if figures.effect == "unknown":
         return "no row is checked"
     if figures.effect == "worse":
-        return "cleaning does harm"
+        return "the model does worse than everything as it is"
     if correction is not None and correction.broken > correction.fixed:
         return f"on checked rows, correction mends {correction.fixed} labels and breaks {correction.broken}"
     return f"no other label has a probability of {percent(SURE)}"
@@ -207,16 +210,23 @@ def _model_lines(figures: Figures) -> list[str]:
 def _describe_comparison(comparison: Comparison) -> str:
     metric = comparison.metric
     return (
-        f"{metric} on {comparison.rows} checked rows is {_with_range(comparison.recommended, metric)} with cleaning "
-        f"and {_with_range(comparison.nothing, metric)} without"
+        f"{metric} on {comparison.rows} checked rows is {_with_range(comparison.recommended, metric)} with the model "
+        f"and {_with_range(comparison.nothing, metric)} with everything as it is"
+    )
+
+
+def _describe_correction(correction: Correction) -> str:
+    return (
+        f"of {correction.rows} checked rows, {correction.right_before} have a right label as it is and "
+        f"{correction.right_after} after correction"
     )
 
 
 def _describe_gain(comparison: Comparison) -> str:
     gain = comparison.gain
     if comparison.metric == "accuracy":
-        return points(gain)
-    return f"{gain.value:+.3g}, {gain.low:+.3g} to {gain.high:+.3g}"
+        return f"({points(gain).replace(' (', ', ')}"
+    return f"({gain.value:+.3g}, {gain.low:+.3g} to {gain.high:+.3g})"
 
 
 def _with_range(value: Estimate, metric: str) -> str:
