@@ -9,8 +9,8 @@ from scipy.stats import binomtest
 
 from fabricated import fabricate, fabricated_result
 from fsla.data._clean import build_result
-from fsla.data._decisions import SURE, Correction, decide, given_labels, sign_of, uncovered_groups
-from fsla.data._result import Estimate
+from fsla.data._decisions import SURE, decide, given_labels, sign_of, uncovered_groups
+from fsla.data._result import Correction, Estimate
 from fsla.data._review import select_review
 from fsla.data._sentences import Figures, write_decision, write_facts
 
@@ -69,7 +69,7 @@ def test_helpful_cleaning_recommends_the_cleaned_table_with_both_accuracies():
     """The figure that supports the decision is in the same line."""
     result = result_of("better")
     comparison = result.comparison
-    assert result.decision.startswith("Drop forum, and use the model and cleaned.csv: accuracy on 40 checked rows is")
+    assert result.decision.startswith("Drop forum; use the model and cleaned.csv: accuracy on 40 checked rows is")
     shown = numbers(result.decision.split("rows is")[1])
     assert shown[0] == pytest.approx(100 * comparison.recommended.value)
     assert shown[3] == pytest.approx(100 * comparison.nothing.value)

@@ -152,6 +152,7 @@ def build_result(
         decision=write_decision(figures),
         facts=write_facts(figures, model.unsaved_part()),
         comparison=fit.comparison,
+        correction=decisions.correction,
         groups=groups,
         annotators=tables.annotator_table(fit),
         confusion=tables.confusion_table(fit),

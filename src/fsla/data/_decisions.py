@@ -10,10 +10,9 @@ import numpy as np
 
 from fsla.data._data_fit import DataFit, GroupFit
 from fsla.data._dataset import Array, TrainingData
-from fsla.data._result import Comparison, Estimate
+from fsla.data._result import Comparison, Correction, Effect, Estimate
 
 Relabel = Literal["never", "sure", "all"]
-Effect = Literal["better", "same", "worse", "unknown"]
 Decision = Literal["keep", "drop", "review", "not_evaluated"]
 DECISIONS: tuple[Decision, ...] = ("drop", "review", "keep", "not_evaluated")
 SURE = 0.9
@@ -36,33 +35,6 @@ class GroupDecision:
 
     decision: Decision
     reason: str
-
-
-@dataclass(frozen=True)
-class Correction:
-    """Randomly checked rows with a given label: how many labels are right before and after correction."""
-
-    rows: int
-    right_before: int
-    fixed: int
-    """Wrong before, right after."""
-    broken: int
-    """Right before, wrong after."""
-
-    @property
-    def right_after(self) -> int:
-        """Return the number of right labels after correction."""
-        return self.right_before + self.fixed - self.broken
-
-    @property
-    def effect(self) -> Effect:
-        """Return whether correction improves labels measurably: a sign test at 5 %."""
-        from scipy.stats import binomtest
-
-        changed = self.fixed + self.broken
-        if not changed or binomtest(self.fixed, changed).pvalue > 0.05:
-            return "same"
-        return "better" if self.fixed > self.broken else "worse"
 
 
 @dataclass(frozen=True, eq=False)

@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from markupsafe import Markup
 
-from fsla.data._result import CleaningResult, Estimate
+from fsla.data._decisions import sign_of
+from fsla.data._intervals import wilson
+from fsla.data._result import CleaningResult, Effect, Estimate
 from fsla.data._sentences import join_names
 
 if TYPE_CHECKING:
@@ -56,7 +58,7 @@ def render(result: CleaningResult) -> str:
         origin=_origin(result),
         decision=_space(result.decision),
         facts=[_space(line) for line in result.facts],
-        comparison=_comparison(result),
+        pictures=_pictures(result),
         groups=groups[:GROUPS],
         more_groups=groups[GROUPS:],
         has_rates=bool(result.groups["noise_rate"].notna().any()) if len(result.groups) else False,
@@ -131,38 +133,49 @@ def _origin(result: CleaningResult) -> str:
     return " · ".join([_origin_name(result), rows, what, *([f"groups in {group}"] if group else [])])
 
 
-def _comparison(result: CleaningResult) -> dict[str, Any] | None:
-    comparison = result.comparison
-    if comparison is None:
-        return None
-    entries = [
-        ("Everything as it is", "nothing", comparison.nothing),
-        ("This model", "cleaned", comparison.recommended),
-        *([("Checked rows alone", "nothing", comparison.trusted_only)] if comparison.trusted_only is not None else []),
-    ]
-    accuracy = comparison.metric == "accuracy"
-    low = min(value.low for _, _, value in entries)
-    high = max(value.high for _, _, value in entries)
+def _pictures(result: CleaningResult) -> list[dict[str, Any]]:
+    """Return what is drawn: accuracies of models, and right labels before and after correction."""
+    pictures = []
+    comparison, correction = result.comparison, result.correction
+    if comparison is not None:
+        entries = [("Everything as it is", comparison.nothing), ("This model", comparison.recommended)]
+        if comparison.trusted_only is not None:
+            entries.append(("Checked rows alone", comparison.trusted_only))
+        title = f"{comparison.metric} on {comparison.rows} checked rows"
+        pictures.append(_picture(title, entries, sign_of(comparison.gain), comparison.metric == "accuracy"))
+    if correction is not None and correction.fixed + correction.broken:
+        shares = [
+            wilson(count / correction.rows, correction.rows)
+            for count in (correction.right_before, correction.right_after)
+        ]
+        entries = list(zip(("Labels as they are", "Corrected labels"), shares, strict=True))
+        title = f"right labels of {correction.rows} checked rows"
+        pictures.append(_picture(title, entries, correction.effect, True))
+    return pictures
+
+
+def _picture(title: str, entries: list[tuple[str, Estimate]], effect: Effect, is_share: bool) -> dict[str, Any]:
+    """Return intervals on one axis; the first is doing nothing, the second what is judged."""
+    low = min(value.low for _, value in entries)
+    high = max(value.high for _, value in entries)
     pad = 0.05 * (high - low) or 0.05
     low, high = max(0.0, low - pad), high + pad
-    if accuracy:
+    if is_share:
         low, high = math.floor(20 * low) / 20, min(1.0, math.ceil(20 * high) / 20)
-    effect = comparison.gain
-    best = "cleaned" if effect.low > 0 else "Everything as it is" if effect.high < 0 else ""
+    best = {"better": 1, "worse": 0}.get(effect)
     return {
-        "metric": comparison.metric,
-        "rows": comparison.rows,
-        "low": _percent(low) if accuracy else f"{low:.3g}",
-        "high": _percent(high) if accuracy else f"{high:.3g}",
+        "title": title,
+        "low": _percent(low) if is_share else f"{low:.3g}",
+        "high": _percent(high) if is_share else f"{high:.3g}",
         "bars": [
             {
                 "name": name,
-                "kind": kind,
-                "best": best in (name, kind),
+                "kind": "judged" if i == 1 else "plain",
+                "best": i == best,
                 "svg": _interval(value, low, high),
-                "text": _percent(value.value, 1) if accuracy else f"{value.value:.3g}",
+                "text": _percent(value.value, 1) if is_share else f"{value.value:.3g}",
             }
-            for name, kind, value in entries
+            for i, (name, value) in enumerate(entries)
         ],
     }
 
@@ -185,7 +198,7 @@ def _group(row: dict[str, Any]) -> dict[str, Any]:
     weight = Estimate(row["weight"], row["weight_low"], row["weight_high"])
     known = not math.isnan(rate.value)
     return row | {
-        "reason": _space(str(row["reason"])),
+        "reason": "" if row["decision"] == "keep" else _space(str(row["reason"])),
         "rate": f"{100 * rate.value:.0f}\u00a0% ({100 * rate.low:.0f} to {100 * rate.high:.0f})"
         if known
         else "unknown",
@@ -292,14 +305,21 @@ def _review_data(result: CleaningResult) -> Markup:
 
 
 def _snippet(result: CleaningResult) -> str:
-    label = str(result.inputs["label"])
+    roles = result.columns
+    names = [str(name) for name in roles.loc[roles["role"].isin(["feature", "text", "image"]), "column"]]
+    features = repr(names[0]) if len(names) == 1 else str(names) if len(names) <= 12 else "features"
+    label = repr(str(result.inputs["label"]))
+    own = (
+        "# Train a model of your own on the cleaned rows, with a weight each:\n"
+        'rows = pd.read_csv("cleaned.csv")\n'
+        f'your_model.fit(rows[{features}], rows[{str(result.inputs["label"])!r}], sample_weight=rows["sample_weight"])'
+    )
+    if result.model.unsaved_part() is not None:
+        return f"import pandas as pd\n{own}"
     return (
         "import pandas as pd, fsla\n"
-        'model = fsla.data.load_model("model.safetensors")          # takes the raw columns\n'
-        'print(model.predict(pd.read_csv("new.csv", dtype=str, keep_default_na=False)))\n\n'
-        "# or train your own model on the cleaned rows, with a weight each\n"
-        'rows = pd.read_csv("cleaned.csv")\n'
-        f'X, y, weight = rows[features], rows[{label!r}], rows["sample_weight"]'
+        'model = fsla.data.load_model("model.safetensors")\n'
+        'print(model.predict(pd.read_csv("new.csv")))  # takes the columns of the table\n\n' + own
     )
 
 

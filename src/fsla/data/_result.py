@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from fsla.data._dataset import Array, Task
 
@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from fsla.data._model_file import DataModel
+
+
+Effect = Literal["better", "same", "worse", "unknown"]
 
 
 class Estimate(NamedTuple):
@@ -41,6 +44,33 @@ class Comparison:
     trusted_only: Estimate | None = None
 
 
+@dataclass(frozen=True)
+class Correction:
+    """Randomly checked rows with a given label: how many labels are right before and after correction."""
+
+    rows: int
+    right_before: int
+    fixed: int
+    """Wrong before, right after."""
+    broken: int
+    """Right before, wrong after."""
+
+    @property
+    def right_after(self) -> int:
+        """Return the number of right labels after correction."""
+        return self.right_before + self.fixed - self.broken
+
+    @property
+    def effect(self) -> Effect:
+        """Return whether correction improves labels measurably: a sign test at 5 %."""
+        from scipy.stats import binomtest
+
+        changed = self.fixed + self.broken
+        if not changed or binomtest(self.fixed, changed).pvalue > 0.05:
+            return "same"
+        return "better" if self.fixed > self.broken else "worse"
+
+
 @dataclass(frozen=True, eq=False)
 class CleaningResult:
     """What `fsla.data.clean` found: decisions, tables and a model."""
@@ -52,6 +82,8 @@ class CleaningResult:
     """Further lines, one fact each, of which none contradicts another."""
     comparison: Comparison | None
     """None where no row is checked."""
+    correction: Correction | None
+    """None in regression, and where no checked row has a given label."""
     groups: pd.DataFrame
     """group, n_samples, noise_rate, noise_rate_low, noise_rate_high, label_quality, weight, weight_low, weight_high,
     decision (keep, drop, review or not_evaluated), reason; empty without groups."""
@@ -108,6 +140,7 @@ class CleaningResult:
                 name: value._asdict() if isinstance(value, Estimate) else value
                 for name, value in vars(comparison).items()
             },
+            "correction": None if self.correction is None else asdict(self.correction),
             "noise_rate": None if self.noise_rate is None else self.noise_rate._asdict(),
             "groups": _records(self.groups),
             "annotators": _records(self.annotators),

@@ -9,14 +9,12 @@ from fsla.data._dataset import Task
 from fsla.data._decisions import (
     MIN_LABELS,
     SURE,
-    Correction,
-    Effect,
     Relabel,
     percent,
     percent_range,
     points,
 )
-from fsla.data._result import Comparison, Estimate
+from fsla.data._result import Comparison, Correction, Effect, Estimate
 
 NAMED = 6
 """Groups that a line names."""
@@ -52,6 +50,11 @@ class Figures:
     """Name and weight of the candidate that counts most, and how many there are."""
     skipped: Sequence[str]
 
+    @property
+    def corrects_well(self) -> bool:
+        """Return whether labels are corrected, and measurably better for it."""
+        return self.num_corrected > 0 and self.correction is not None and self.correction.effect == "better"
+
     def reason(self, group: str) -> str:
         """Return why a group has its decision."""
         return next(reason for name, _, _, reason in self.groups if name == group)
@@ -70,10 +73,10 @@ def write_decision(figures: Figures) -> str:
             "reviewed.csv."
         )
     measured = _describe_comparison(comparison)
-    corrected = figures.num_corrected > 0 and figures.correction is not None and figures.correction.effect == "better"
+    corrected = figures.corrects_well
     if figures.effect == "better":
         table = " and cleaned.csv" if drops or corrected else ""
-        start = f"Drop {join_names(drops)}, and use" if drops else "Use"
+        start = f"Drop {join_names(drops)}; use" if drops else "Use"
         return f"{start} the model{table}: {measured}."
     if figures.effect == "worse":
         return f"Use the data as it is, not the model: {measured}."
@@ -82,7 +85,7 @@ def write_decision(figures: Figures) -> str:
         return f"Drop {join_names(drops)}: {figures.reason(drops[0])}."
     if corrected and figures.correction is not None:
         return f"Use the labels of cleaned.csv: {_describe_correction(figures.correction)}."
-    review = "" if not reviews else f" and review {join_names(reviews) if len(reviews) <= 3 else 'some groups'}"
+    review = f" and review {join_names(reviews)}" if 0 < len(reviews) <= 3 else ""
     return f"Use the data as it is{review}: {unclear}."
 
 
@@ -152,7 +155,8 @@ def _label_lines(figures: Figures) -> list[str]:
     if figures.task == "regression":
         return lines
     if correction is not None and correction.fixed + correction.broken:
-        lines.append(f"{_capital(_describe_correction(correction))}.")
+        line = _describe_correction(correction)
+        lines += [] if line in write_decision(figures) else [f"{_capital(line)}."]
     return lines
 
 
@@ -171,7 +175,7 @@ def _cleaned_lines(figures: Figures) -> list[str]:
     if figures.num_corrected:
         sure = f"those with a probability of at least {percent(SURE)}"
         which = sure if figures.relabel == "sure" else "all that look wrong (--relabel all)"
-        check = " Check them before you use it." if figures.effect == "same" else ""
+        check = " Check them before you use it." if figures.effect == "same" and not figures.corrects_well else ""
         lines.append(f"cleaned.csv has {figures.num_corrected} corrected labels: {which}.{check}")
     elif figures.num_issues:
         lines.append(f"cleaned.csv has the labels as they are: {_why_not_corrected(figures)}.")
