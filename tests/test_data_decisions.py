@@ -184,6 +184,16 @@ def test_group_in_question_is_dropped_only_where_figures_say_so(effect, gain, we
     assert [group.decision for group in decide(fit, "sure").groups] == ["keep", "keep", expected]
 
 
+@pytest.mark.parametrize(("effect", "expected"), [("better", "drop"), ("same", "drop"), ("worse", "review")])
+def test_group_with_mostly_wrong_labels_is_dropped_unless_that_does_harm(effect, expected):
+    """Nobody keeps a trainee who guesses because a forest can live with it."""
+    _, fit = fabricate(effect, noise=1.0, forum_gain=(0.0, -0.02, 0.02))
+    assert fit.groups.noise_rate[2].low > 0.5
+    assert decide(fit, "sure").groups[2].decision == expected
+    _, fit = fabricate(effect, noise=1.0, forum_gain=(-0.08, -0.14, -0.02))
+    assert decide(fit, "sure").groups[2].decision == "keep"
+
+
 def test_group_that_is_not_in_question_is_not_dropped_by_chance():
     """Of a hundred groups, two or three gain something without them by chance alone."""
     _, fit = fabricate("better", noise=0.0, forum_weight=(0.9, 0.8, 1.0), forum_gain=(0.02, 0.01, 0.03))
@@ -256,7 +266,7 @@ def test_labels_that_are_measurably_better_are_recommended_without_a_better_mode
     """Right labels are worth having whatever the model gains."""
     result = result_of("same", forum_gain=(0.0, -0.04, 0.04), noise=0.9, checked=60)
     before, after = re.search(r"(\d+) have a right label as it is and (\d+) after", result.decision).groups()
-    assert result.decision.startswith("Use the labels of cleaned.csv: of 60 checked rows")
+    assert result.decision.startswith("Drop forum; use the labels of cleaned.csv: of 60 checked rows")
     assert int(before) < int(after) == 60
     assert any(line.startswith("Accuracy on 60 checked rows") for line in result.facts)
 

@@ -25,6 +25,8 @@ MIN_EXPECTED = 7.0
 """Checked labels that a group would have in a random sample; none at all then has a probability below .001."""
 UNLIKELY = 0.001
 """Tail probability below which a number looks wrong."""
+MOSTLY_WRONG = 0.5
+"""A group with a higher share of wrong labels, by its whole interval, is dropped unless that does harm."""
 MIN_LABELS = 5
 """A group with fewer labels is not evaluated."""
 
@@ -242,26 +244,22 @@ def _decide_group(
 ) -> GroupDecision:
     """Drop a group in question if the data is better without it.
 
-    That is measured by leaving it out, with an interval for all groups in question at once, or by a model that is
-    better as a whole and hardly uses the group.
+    Either that is measured by leaving it out, with an interval for all groups in question at once. Or a model that is
+    better as a whole hardly uses the group. Or most of its labels are wrong, by the whole interval.
     """
-    gain = groups.gain_without[g]
+    gain, rate = groups.gain_without[g], groups.noise_rate[g]
     if not suspicions:
-        rate = groups.noise_rate[g]
         weight = f"weight {groups.weight[g]:.2f}"
         few = "" if rate is None else f"{percent(rate.value)} of its labels are wrong ({percent_range(rate)}), "
         return GroupDecision("keep", few + weight)
-    if gain is None:
-        return GroupDecision("review", "; ".join(suspicions))
-    decision: Decision = "review"
-    sign = sign_of(_widen(gain, in_question))
+    sign: Effect = "unknown" if gain is None else sign_of(_widen(gain, in_question))
+    reason = "; ".join([*suspicions, *([] if gain is None else [_describe_gain(gain, metric)])])
     if sign == "worse":
-        decision = "keep"
-    elif (effect != "worse" and sign == "better") or (
-        effect == "better" and groups.weight_high[g] < LOW_WEIGHT and gain.value > 0
-    ):
-        decision = "drop"
-    return GroupDecision(decision, "; ".join([*suspicions, _describe_gain(gain, metric)]))
+        return GroupDecision("keep", reason)
+    is_unused = effect == "better" and groups.weight_high[g] < LOW_WEIGHT and gain is not None and gain.value > 0
+    is_mostly_wrong = rate is not None and rate.low > MOSTLY_WRONG
+    helps = sign == "better" or is_unused or is_mostly_wrong
+    return GroupDecision("drop" if helps and effect != "worse" else "review", reason)
 
 
 def _widen(gain: Estimate, comparisons: int) -> Estimate:

@@ -312,7 +312,7 @@ def _snippet(result: CleaningResult) -> str:
     own = (
         "# Train a model of your own on the cleaned rows, with a weight each:\n"
         'rows = pd.read_csv("cleaned.csv")\n'
-        f'your_model.fit(rows[{features}], rows[{str(result.inputs["label"])!r}], sample_weight=rows["sample_weight"])'
+        f'your_model.fit(rows[{features}], rows[{label}], sample_weight=rows["sample_weight"])'
     )
     if result.model.unsaved_part() is not None:
         return f"import pandas as pd\n{own}"

@@ -81,10 +81,11 @@ def write_decision(figures: Figures) -> str:
     if figures.effect == "worse":
         return f"Use the data as it is, not the model: {measured}."
     unclear = f"{measured}, no measurable difference {_describe_gain(comparison)}"
+    if corrected and figures.correction is not None:
+        start = f"Drop {join_names(drops)}; use" if drops else "Use"
+        return f"{start} the labels of cleaned.csv: {_describe_correction(figures.correction)}."
     if drops:
         return f"Drop {join_names(drops)}: {figures.reason(drops[0])}."
-    if corrected and figures.correction is not None:
-        return f"Use the labels of cleaned.csv: {_describe_correction(figures.correction)}."
     review = f" and review {join_names(reviews)}" if 0 < len(reviews) <= 3 else ""
     return f"Use the data as it is{review}: {unclear}."
 
