@@ -109,6 +109,8 @@ class ModuleProblem(LossProblem):
         self._random: WeakKeyDictionary[Batch, list[list[Tensor]]] = WeakKeyDictionary()
         """The random states in which the micro-batches of batches without a seed were first seen."""
         self._sets_random = True
+        self._undo: list[Callable[[], None]] | None = None
+        """What puts back what the passes of a step have moved, the first move first; None outside of a step."""
 
     def point(self) -> Point:
         """Return the point of the parameters. Its tensors are theirs, and move with them."""
@@ -151,7 +153,25 @@ class ModuleProblem(LossProblem):
             if not moved:
                 copy_([b.data for b in buffers], before)
         if moved:
+            self._on_failure(lambda: copy_([b.data for b in buffers], before))
             reducer.buffers_moved(part, buffers, before)
+
+    @contextmanager
+    def undone_on_failure(self) -> Iterator[None]:
+        """Put buffers and random states back if a pass of the block fails, also those that earlier passes moved."""
+        self._undo = []
+        try:
+            yield
+        except BaseException:
+            for undo in reversed(self._undo):
+                undo()
+            raise
+        finally:
+            self._undo = None
+
+    def _on_failure(self, undo: Callable[[], None]) -> None:
+        if self._undo is not None:
+            self._undo.append(undo)
 
     @contextmanager
     def leaving_random(self) -> Iterator[None]:
@@ -180,7 +200,9 @@ class ModuleProblem(LossProblem):
         finally:
             if done and len(begins) == number + 1:
                 begins.append(random_states(device))
-            if not (advance and done):
+            if advance and done:
+                self._on_failure(lambda: set_random_states(device, now))
+            else:
                 set_random_states(device, now)
 
     def _evaluate(self, level: Level, model: Any, data: Any) -> Tensor:

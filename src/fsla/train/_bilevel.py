@@ -317,6 +317,9 @@ class BilevelOptimizer(ProblemAtPoint):
     ) -> StepInfo:
         """Move λ, ω and v once, in place.
 
+        If a loss raises, or Ctrl-C interrupts it, buffers and random states are as before the step. So are λ and ω
+        under an algorithm that asks for everything at one point, such as SOBA. FSLA may have moved them.
+
         Args:
             inner_batch: argument of the inner loss: anything, or `MicroBatches` of it.
             outer_batch: argument of the outer loss. From an iterator a batch is drawn when λ moves, and not before; if
@@ -355,7 +358,7 @@ class BilevelOptimizer(ProblemAtPoint):
 
         The model itself does not move: the optimiser of the calling loop moves it. ``step(a, b)`` is ``backward(a,
         b)``, then ``inner_optimizer.step()`` and ``zero_grad()``. Pass `inner_optimizer` to the constructor too, so
-        that v knows the curvature of its weight decay.
+        that v knows the curvature of its weight decay. If a loss raises, or Ctrl-C interrupts it, nothing has moved.
 
         Args:
             inner: an inner batch. Without losses, a closure that goes forward and backward and returns its loss. It is
@@ -384,12 +387,13 @@ class BilevelOptimizer(ProblemAtPoint):
 
     def _move(self, algorithm: Algorithm[Any], batches: StepBatches, *, owned: bool) -> StepInfo:
         """Take a step; `owned` is a loop in which ω moves here."""
-        if self._begins(owned):
-            self._begin(algorithm, batches, owned=owned)
-        if self.state is None:
-            observed = self._observed(None, self._train(algorithm, batches))
-        else:
-            observed = self._advance(algorithm, self.state, batches, owned=owned)
+        with self._problem.undone_on_failure():
+            if self._begins(owned):
+                self._begin(algorithm, batches, owned=owned)
+            if self.state is None:
+                observed = self._observed(None, self._train(algorithm, batches))
+            else:
+                observed = self._advance(algorithm, self.state, batches, owned=owned)
         info = StepInfo(self.step_count, *observed)
         self.step_count += 1
         if self._is_well(algorithm, info, owned=owned) and self.state is not None:
