@@ -151,9 +151,9 @@ def test_captured_move_has_no_host_sync(name):
     batches = StepBatches.shared(torch.arange(8), None)
     state = algorithm.step(problem, algorithm.init(problem, positive, batches), batches)
     rates = Rates(*torch.tensor([0.05, 0.1, 0.1, 0.5], dtype=F64).unbind())
-    step = algorithm.context(problem, cuda_graph.UNREAD, None, batches, rates=rates)
+    step = algorithm.context(problem, cuda_graph.FORBIDDEN_STEP, None, batches, rates=rates)
     with Refusing():
-        after = algorithm.move(replace(state, step_count=cuda_graph.UNREAD), step)
+        after = algorithm.move(replace(state, step_count=cuda_graph.FORBIDDEN_STEP), step)
     assert replace(after, step_count=2).is_finite()
 
 

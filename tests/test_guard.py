@@ -251,7 +251,7 @@ def test_guard_halves_automatic_steps():
     in_a_loop(opt, 16)
     with pytest.warns(fsla.RollbackWarning):
         opt.backward(BATCH, (BATCH[0] * math.nan, BATCH[1]))
-    assert float(opt.state.measured.caution) == 0.5
+    assert float(opt.state.measured.step_scale) == 0.5
 
 
 def test_guard_halves_scheduled_steps():
@@ -263,10 +263,10 @@ def test_guard_halves_scheduled_steps():
     )
     with pytest.warns(fsla.RollbackWarning):
         take(opt, 150)
-    assert opt._cautious.step_sizes.rates(0).adjoint_lr <= 0.35
+    assert opt._algorithm_now.step_sizes.rates(0).adjoint_lr <= 0.35
     saved = opt.state_dict()
     opt.load_state_dict(saved)
-    assert opt._cautious.step_sizes.rates(0).adjoint_lr <= 0.35
+    assert opt._algorithm_now.step_sizes.rates(0).adjoint_lr <= 0.35
 
 
 def test_guard_compares_adjoint_only_after_a_move():

@@ -134,7 +134,7 @@ def test_reducer_on_one_rank_equals_problem():
     data = LeastSquares.draw(0)
     at = Point({"lam": normal(4)}, {"omega": normal(5)})
     reduced = shared(data.losses())
-    group = reduced.reducer.ranks
+    group = reduced.reducer.process_group
     assert (group.rank, group.world_size) == (0, 1)
     batch = Batch(torch.arange(12))
     grad = reduced.inner_at(at, batch).grad_omega["omega"]

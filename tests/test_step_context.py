@@ -169,7 +169,7 @@ ASK = {
 def test_known_value_is_value_of_last_pass(hvp_method, ask):
     """A run reports the losses of its passes, and pays for none."""
     problem, at, inner = quartic(hvp_method=hvp_method)
-    problem.settle(at, Batch(None))
+    problem.select_mode(at, Batch(None))
     inner.count = 0
     view = problem.inner_at(at, Batch(None))
     assert view.known_value is None

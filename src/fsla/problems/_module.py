@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from fsla._torch import foreach_add_, foreach_mul, module_buffers
-from fsla._tree import Shifted, Tree, copy_, is_sharded, own
+from fsla._tree import Shifted, Tree, copy_, is_sharded, local_part
 from fsla.distributed import raise_on_first
 from fsla.distributed._reducer import GraphLeaves, Part, Reducer
 from fsla.problems import _passes as passes
@@ -119,7 +119,7 @@ class ModuleProblem(LossProblem):
     @contextmanager
     def leaves(self, level: Level, at: Point, data: Sequence[Any], *, omega: bool, lam: bool) -> Iterator[GraphLeaves]:
         every = [*self.omega.values(), *self.lam.values()]
-        frozen = [p for wanted, x in ((omega, self.omega), (lam, self.lam)) if not wanted for p in x.values()]
+        frozen = [p for wants, x in ((omega, self.omega), (lam, self.lam)) if not wants for p in x.values()]
         before = [p.grad for p in every]
         with parameters_at(self.omega, at.omega), parameters_at(self.lam, at.lam), _without_gradient(frozen):
             for p in every:
@@ -132,10 +132,10 @@ class ModuleProblem(LossProblem):
 
     @contextmanager
     def forward(
-        self, level: Level, leaves: GraphLeaves, part: Part, batch: Batch, *, update_buffers: bool, bare: bool
+        self, level: Level, leaves: GraphLeaves, part: Part, batch: Batch, *, update_buffers: bool, unwrapped: bool
     ) -> Iterator[Tensor]:
         reducer = self.reducer
-        model = reducer.bare(self.model) if bare else self.model
+        model = reducer.unwrap(self.model) if unwrapped else self.model
         buffers = self.buffers()
         before = [b.detach().clone() for b in buffers]
         device = passes.device_of(self.omega)
@@ -257,7 +257,7 @@ class ModuleProblem(LossProblem):
 class ClosureProblem(ModuleProblem):
     """The problem of a loop that belongs to somebody else: a batch's data is a closure.
 
-    A closure goes forward and backward in whatever way the loop does it (micro-batches, autocast, no_sync), and returns
+    A closure goes forward and backward as its loop does (micro-batches, autocast, no_sync), and returns
     the loss. Products are differences of gradients.
 
     Args:
@@ -314,12 +314,12 @@ def detached(parameters: Mapping[str, nn.Parameter]) -> Tree:
 
 
 def _same_storage(p: Tensor, t: Tensor) -> bool:
-    return own(p).data_ptr() == own(t).data_ptr() and p.numel() > 0
+    return local_part(p).data_ptr() == local_part(t).data_ptr() and p.numel() > 0
 
 
 @contextmanager
 def _without_gradient(parameters: Sequence[nn.Parameter]) -> Iterator[None]:
-    """Saves a pass the work for parameters whose gradient is not wanted; hooks of sharded ones want it always."""
+    """Saves a pass the work for parameters whose gradient nobody asks for; hooks of sharded ones want it always."""
     frozen = [p for p in parameters if not is_sharded(p)]
     for p in frozen:
         p.requires_grad_(False)
@@ -346,7 +346,7 @@ def set_random_states(device: torch.device, states: list[Tensor]) -> None:
 
 
 def choose_hvp_method(model: nn.Module, hvp_method: HvpMethod) -> HvpMethod:
-    """Return how the products of a model are computed, as far as its form says."""
+    """Return how the products of a model are computed, as far as its form decides."""
     if any(is_sharded(p) for p in model.parameters()):
         if hvp_method not in ("auto", "finite_difference"):
             raise_on_first(

@@ -17,7 +17,7 @@ from fsla.steps._updates import Variable
 COUNT = number(int, 0)
 _GUARD = record(
     max_rollbacks=either(among(None), COUNT),
-    caution=number(float, 0.0, 1.0),
+    step_scale=number(float, 0.0, 1.0),
     scales=each(record(largest=number(float, 0.0), quiet=COUNT, growths=COUNT)),
     last=each(lambda value: type(value) is float),
 )
