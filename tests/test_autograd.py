@@ -161,7 +161,7 @@ def test_inner_first_derivatives_separate_or_joint_agree(make):
 
 @pytest.mark.parametrize("hvp_method", ["forward_over_reverse", "reverse_over_reverse"])
 def test_products_in_any_order_are_equal(hvp_method):
-    """A graph is given up with the first product, and is there again for whatever follows."""
+    """The first product frees the graph, and later ones build it again."""
     v, u = {"w": normal(3, seed=1)}, {"a": normal(3, seed=2)}
     at = Point({"a": normal(3)}, {"w": normal(3, seed=3)})
     queries = {

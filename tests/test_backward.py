@@ -31,7 +31,7 @@ OPTIMIZERS = {
 
 @pytest.fixture(autouse=True)
 def _no_advice():
-    """AdamW's decay is warned of when an optimiser is made; the tests of that are elsewhere."""
+    """Other tests hold the warning about AdamW's decay."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="AdamW's decoupled weight decay")
         yield
@@ -364,7 +364,7 @@ def test_step_seed_fixes_masks_and_keeps_stream():
     ("algorithm", "name"), [("fsla", "fsla"), ("aid_bio", "aid_bio"), (fsla.algorithms.single_loop(), "Alternating")]
 )
 def test_backward_of_alternating_algorithm_raises(algorithm, name):
-    """The reason is said, and what to use."""
+    """The message has the reason, and what to use."""
     if algorithm == "aid_bio":
         algorithm = fsla.algorithms.aid_bio(fsla.steps.constant(0.1, 0.1, 0.1))
         name = "Alternating"
@@ -374,7 +374,7 @@ def test_backward_of_alternating_algorithm_raises(algorithm, name):
 
 
 def test_backward_with_max_grad_norm_raises():
-    """The loop clips what is in `.grad`; two clips would not be told apart."""
+    """The loop clips what is in `.grad`; two clips could not be distinguished."""
     run = Run(max_grad_norm=1.0, **LOSSES)
     with pytest.raises(TypeError, match="max_grad_norm is for step"):
         run.bilevel.backward(batch(0), TRUSTED)
@@ -413,7 +413,7 @@ class Interrupting:
 
 
 def start_loop(loop, method, losses):
-    """A run after its first step, with gradients of its own in `.grad`; and what takes its next step."""
+    """A run after its first step, with other gradients in `.grad`; and what takes its next step."""
     run = Run(FSLA if loop == "fsla" else SOBA, hvp_method=method, **losses)
     take = run.bilevel.backward if loop == "backward" else run.bilevel.step
     take(batch(0), TRUSTED)

@@ -1,4 +1,4 @@
-"""What a BilevelOptimizer says, saves, refuses and finds: its public face apart from the numbers of its steps."""
+"""What a BilevelOptimizer prints, saves, refuses and solves: its public face apart from the numbers of its steps."""
 
 import copy
 import io
@@ -152,7 +152,7 @@ def test_repr_shows_algorithm_and_cost():
     ],
 )
 def test_repr_shows_algorithm_by_registered_name(options, lines):
-    """By the name or the class that was given."""
+    """By the name or the class that the user passed."""
     text = repr(make(BilevelOptimizer, **options))
     assert all(line in text for line in lines), text
 
@@ -408,7 +408,7 @@ def test_load_state_dict_of_other_run_raises_and_sets_nothing(other, text):
 
 
 def test_load_state_dict_keeps_saved_tensors():
-    """A state that is kept in memory must serve twice."""
+    """A state in memory must serve twice."""
     opt = make(inner_optimizer=partial(Adam, lr=0.01), adjoint_optimizer=partial(SGD, lr=0.1, momentum=0.9))
     for _ in range(3):
         opt.step(TRAIN, TRUSTED)

@@ -169,7 +169,7 @@ def test_capture_state_may_hold_previous_state():
 
 
 def test_capture_state_may_hold_previous_point():
-    """STORM on all three variables looks at the point that the step began from."""
+    """STORM on all three variables asks at the point that the step began from."""
     storm = STORM()
     engine, eager, *rest, _ = make(
         algorithm=lambda rates: Simultaneous(
@@ -367,7 +367,7 @@ def test_replay_sends_rates_in_state_dtype():
 @pytest.mark.parametrize("stop", [1, 2, 3, 4])
 @pytest.mark.parametrize("rates", [FALLING, Automatic()], ids=["scheduled", "automatic"])
 def test_captured_run_stopped_at_once_resumes_exactly(stop, rates):
-    """An engine looks at batches before it uses them; none may be lost."""
+    """An engine reads batches before it uses them; none may be lost."""
     engine, eager, *rest, _ = make(rates=rates)
     whole, _, random, _ = run(engine, *rest, (6,))
     expected, *_ = run(eager, *rest, (6,))

@@ -55,7 +55,7 @@ def banned_names(source: str) -> list[tuple[int, str]]:
 
 @pytest.mark.parametrize("folder", FOLDERS)
 def test_identifiers_are_not_banned_words(folder):
-    """A reader who meets `found` or `told` must read the code to learn what it holds; modules are named as well."""
+    """A reader who meets a banned name must read the code to learn what it holds; modules have names as well."""
     hits = []
     for path in sorted((ROOT / folder).rglob("*.py")):
         place = path.relative_to(ROOT).as_posix()

@@ -48,7 +48,7 @@ Step = Callable[[], object]
 
 
 class Traffic(NamedTuple):
-    """What a step sent, as counted and as the formula says."""
+    """What a step sent, as counted and by the formula."""
 
     what: str
     measured: Sent
@@ -219,7 +219,7 @@ def _timed(step: Step) -> tuple[float, float]:
 
 def memory(group: ProcessGroup, steps: int = 2) -> dict[str, float]:
     """MB (10^6 bytes) that this rank holds of each part of a run, and the peak of its resident memory above that before
-    the model was made."""
+    the model."""
     base = _resident("VmRSS")
     model = _large(in_shards=group.world_size > 1)
     opt = FSLA(
