@@ -407,6 +407,32 @@ def test_load_state_dict_of_other_run_raises_and_sets_nothing(other, text):
     assert other.state is None
 
 
+def damaged_states(state):
+    """A saved state with each of its entries missing, each tensor in another form, and other damage."""
+    yield 3
+    yield {}
+    for name in state:
+        yield {key: value for key, value in state.items() if key != name}
+    yield {**state, "tensors": list(state["tensors"])}
+    yield {**state, "json": {"UnknownState": []}}
+    for path, t in state["tensors"].items():
+        for tensors in ({path: t.new_zeros(7)}, {path: t.to(torch.complex64)}, {path: 3}):
+            yield {**state, "tensors": state["tensors"] | tensors}
+        yield {**state, "tensors": {key: value for key, value in state["tensors"].items() if key != path}}
+
+
+def test_load_state_dict_of_damaged_state_raises_and_sets_nothing():
+    """A state from a file of somebody else's may hold anything; half of it would be set before the error."""
+    opt = make(inner_optimizer=partial(Adam, lr=0.01))
+    for _ in range(2):
+        opt.step(TRAIN, TRUSTED)
+    before = repr(opt.state_dict())
+    for damaged in damaged_states(copy.deepcopy(opt.state_dict())):
+        with pytest.raises(ValueError, match=r"^Cannot load state: .*\.$"):
+            opt.load_state_dict(damaged)
+        assert repr(opt.state_dict()) == before
+
+
 def test_load_state_dict_keeps_saved_tensors():
     """A state in memory must serve twice."""
     opt = make(inner_optimizer=partial(Adam, lr=0.01), adjoint_optimizer=partial(SGD, lr=0.1, momentum=0.9))

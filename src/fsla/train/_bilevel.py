@@ -48,7 +48,7 @@ from fsla.train._optimizers import (
     warn_of_decay,
 )
 from fsla.train._rank_setup import join_ranks
-from fsla.train._schema import check_like, check_nest
+from fsla.train._schema import check_like, check_nest, check_saved
 from fsla.train._solve import solve_inner
 from fsla.train._step_graphs import CudaRecorder, Observed, StepGraphs
 
@@ -598,12 +598,14 @@ class BilevelOptimizer(ProblemAtPoint):
 
     def _checked(self, state: Mapping[str, Any], names: Iterable[str]) -> Any:
         """The nest of a saved state; raises if it is of another run."""
-        if state.get("format") != FORMAT:
-            raise ValueError(f"Cannot load state: its format is {state.get('format')!r}, not {FORMAT}.")
+        check_saved(state, FORMAT)
         differ = differences(state["run"], self.identity)
         if differ:
             raise ValueError(f"Cannot load state of another run ({'; '.join(differ[:8])}).")
-        nest = unflatten({path: t.detach().clone() for path, t in state["tensors"].items()}, state["json"], Mapping)
+        try:
+            nest = unflatten({path: t.detach().clone() for path, t in state["tensors"].items()}, state["json"], Mapping)
+        except ValueError as error:
+            raise ValueError(f"Cannot load state: {error}.") from None
         check_nest(nest, self.algorithm.step_sizes, self._problem.lam, self._problem.omega, self._optimizers)
         missing = [name for name in names if name not in nest["optimizers"]]
         if missing:
