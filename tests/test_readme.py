@@ -1,4 +1,4 @@
-"""The examples of the README and of the documentation run as they stand."""
+"""The examples of the README and of the documentation run unchanged."""
 
 import re
 from pathlib import Path

@@ -171,7 +171,7 @@ def conjugate_gradient(
     start: Array | None = None,
     tolerance: float = 0.0,
 ) -> Array:
-    """At most so many steps on H v = right; a start that is given costs one product more, for its residual."""
+    """At most so many steps on H v = right; a start other than 0 costs one product more, for its residual."""
     v = np.zeros_like(right)
     residual = right
     products = 0

@@ -253,7 +253,7 @@ def names(selects: Callable[[Row], bool] = lambda row: True) -> list[str]:
 
 
 def names_where(holds: Callable[[Algorithm[Any]], bool]) -> list[str]:
-    """Return the algorithms of which something holds; one that cannot be made fails in the tests of all."""
+    """Return the algorithms of which something holds; one that cannot be built fails in the tests of all."""
 
     def selects(name: str) -> bool:
         try:

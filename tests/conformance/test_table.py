@@ -1,4 +1,4 @@
-"""The table of all algorithms in docs/algorithms/index.md says what is measured."""
+"""The table of all algorithms in docs/algorithms/index.md agrees with what is measured."""
 
 import re
 from pathlib import Path

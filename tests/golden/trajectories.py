@@ -1,8 +1,8 @@
 """Short runs of every algorithm, recorded so that a redesign can be held to them.
 
 `python tests/golden/trajectories.py` writes `trajectories.safetensors` beside this file; with names of algorithms it
-records these anew and leaves all else as it is. The losses use torch alone, so
-that the file says nothing about how the library asks for derivatives. `test_golden.py` compares a fresh run with it.
+records these anew and leaves all else as it is. The losses use torch alone, so that the file does not depend on how the
+library asks for derivatives. `test_golden.py` compares a fresh run with it.
 
 Two kinds of runs are younger than the others: those of `one_step`, and those on a module with automatic steps, in which
 L is measured more rarely the longer its measurements agree.
@@ -92,7 +92,7 @@ def start() -> Point:
 
 
 def draws(name: str, spec: BatchSpec) -> Iterator[StepBatches]:
-    """Yield five batches a step, each of its own; SABA draws from four numbered ones."""
+    """Yield five different batches a step; SABA draws from four numbered ones."""
     for k in range(STEPS + 1):
         slots = [tuple(batch(k, slot, j) for j in range(max(count, 1))) for slot, count in enumerate(spec)]
         if name == "saba":
@@ -123,7 +123,7 @@ def run_functional(name: str, products: str) -> dict[str, Tensor]:
 
 
 def _carried(state: algorithms.State) -> Mapping[str, Tensor]:
-    """v, or what stands in its place: the multiplier of the penalty method, and the second inner variable of F2SA."""
+    """v, or what takes its place: the multiplier of the penalty method, and the second inner variable of F2SA."""
     if isinstance(state, PenaltyState):
         return state.nu
     return state.y.value if isinstance(state, F2saState) else state.v

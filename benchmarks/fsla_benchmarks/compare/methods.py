@@ -1,4 +1,4 @@
-"""The methods of the comparison: how each is given batches, which of its rates are searched, and in what units.
+"""The methods of the comparison: how each receives batches, which of its rates are searched, and in what units.
 
 A new algorithm of `fsla.algorithms` is one row of METHODS. Options that a method's authors leave open are the
 same for all: ten inner steps, ten products of a series.

@@ -4,7 +4,7 @@
                                      ω' = ω - τ ∂_ω G - Ĥ⁻¹ Ĵᵀ (λ' - λ), which follows ω_λ as λ moves
     SVRB     Guo et al. 2021         the three gradients are tracked as well, and ω moves along its own alone
 
-The eigenvalues of Ĥ are kept at or above μ.
+The eigenvalues of Ĥ are clamped at or above μ.
 """
 
 from __future__ import annotations

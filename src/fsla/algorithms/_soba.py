@@ -7,7 +7,7 @@
     HJFBiO      Huang 2024                              plain, products by differences, v in a ball
     one step    Liu, Simonyan & Yang 2019 (DARTS)       no v: ∂_ω F itself, scaled, in its place
 
-SABA, which remembers what each batch said, has a file of its own.
+SABA, which remembers the derivatives on each batch, is in `_saba.py`.
 """
 
 from __future__ import annotations

@@ -2,10 +2,10 @@
 
     manifest.fsla     rank-0-of-2/step-400.safetensors     rank-1-of-2/step-400.safetensors
 
-A rank's file has a name of its own for every step and number of ranks. Rank 0 writes the manifest last, when all files
-are there, and then removes files that the manifest does not name. A process that is killed at any moment leaves the run
-that was saved before, whole. The ranks may be on several machines with a common folder: each writes to a folder of its
-own. `fsla._container` is the format of all files.
+The name of a rank's file holds the step and the number of ranks. Rank 0 writes the manifest last, when all files are
+there, and then removes files that the manifest does not name. A process that is killed at any moment leaves the run
+that was saved before, whole. The ranks may be on several machines with a common folder: each writes to its own folder.
+`fsla._container` is the format of all files.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The processes of one run, seen from one of them: what they tell each other, and what they must agree on.
+"""The processes of one run, seen from one of them: what they send each other, and what they must agree on.
 
 Messages are tensors, or plain values as JSON; nothing is pickled. For rank 0 of 1 every call here is the identity.
 """

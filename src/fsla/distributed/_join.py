@@ -1,4 +1,4 @@
-"""Which ranks this process is one of: torchrun says so in the environment."""
+"""Which ranks this process is one of: torchrun sets it in the environment."""
 
 from __future__ import annotations
 

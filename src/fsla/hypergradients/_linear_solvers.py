@@ -5,7 +5,7 @@
     ConjugateGradient   K steps from zero: K products; exact for K ≥ n
     Identity            v = β b, no product (T1-T2, DARTS)
 
-Each is called with the product and b. `products` is how many products may each have a batch of its own. `Neumann`
+Each is called with the product and b. `products` is how many products may each have their own batch. `Neumann`
 equals K gradient steps of size β from zero on ½ vᵀHv - bᵀv. Where each product is of another batch's H, the first one
 is in most terms of the series, the last in one.
 """

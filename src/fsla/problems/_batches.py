@@ -191,6 +191,13 @@ def _function(source: Source, name: str) -> Callable[[], object]:
 class BatchSpec(NamedTuple):
     """How many batches of each kind a step of an algorithm reads; 0 if it reads none.
 
+    Args:
+        inner_grad: batches for ∂_ω G.
+        outer_grad_omega: batches for ∂_ω F.
+        hvp: batches for H v.
+        outer_grad_lam: batches for ∂_λ F.
+        mixed_hvp: batches for J v.
+
     Examples:
         >>> fsla.algorithms.soba().batches
         BatchSpec(inner_grad=1, outer_grad_omega=1, hvp=0, outer_grad_lam=0, mixed_hvp=0)

@@ -238,7 +238,7 @@ class DifferenceView(View):
         self._at = at
         self._unmoved = Unmoved(at)
         self._update_buffers = update_buffers
-        self._here = view_at(at, False)
+        self._present = view_at(at, False)
         self.rel_step = default_step(self.eps) if rel_step is None else rel_step
         self._mean_value: Tensor | None = None
         self._gradient: Tree | None = None
@@ -254,26 +254,26 @@ class DifferenceView(View):
 
     @property
     def eps(self) -> float:
-        return self._here.eps
+        return self._present.eps
 
     @property
     def value(self) -> Tensor:
-        return self._here.value if self._mean_value is None else self._mean_value
+        return self._present.value if self._mean_value is None else self._mean_value
 
     @property
     def known_value(self) -> Tensor | None:
-        return self._here.known_value if self._mean_value is None else self._mean_value
+        return self._present.known_value if self._mean_value is None else self._mean_value
 
     def gradients(self, *, omega: bool = True, lam: bool = True) -> tuple[Tree, Leaves]:
         if omega and not lam and self._gradient is not None:
             return self._gradient, {}
         if self._update_buffers:
             self._unmoved.check()
-            self._here = self._view(self._at)
-        found = self._here.gradients(omega=omega, lam=lam)
+            self._present = self._view(self._at)
+        gradients = self._present.gradients(omega=omega, lam=lam)
         if omega:
-            self._gradient = found[0]
-        return found
+            self._gradient = gradients[0]
+        return gradients
 
     def products(self, v: Tree, *, omega: bool = True, lam: bool = True) -> tuple[Tree, Leaves]:
         self._unmoved.check()

@@ -1,4 +1,4 @@
-"""How a direction d is made from stochastic gradients g (Algorithm 1, line 9).
+"""How a direction d follows from stochastic gradients g (Algorithm 1, line 9).
 
     NoMomentum    d = g
     EMA           d = (1-η) d + η g

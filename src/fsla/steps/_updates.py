@@ -135,7 +135,7 @@ class Momentum(Update):
     decay: float = 0.9
 
     def __post_init__(self) -> None:
-        _share(self.decay, "decay", "Momentum")
+        _check_fraction(self.decay, "decay", "Momentum")
 
     def init(self, x: Tree) -> Variable:
         return Variable(x, {"mean": zeros_like(x)})
@@ -164,8 +164,8 @@ class Adam(Update):
     eps: float = 1e-8
 
     def __post_init__(self) -> None:
-        _share(self.b1, "b1", "Adam")
-        _share(self.b2, "b2", "Adam")
+        _check_fraction(self.b1, "b1", "Adam")
+        _check_fraction(self.b2, "b2", "Adam")
         positive(self.eps, "eps", "Adam")
 
     def init(self, x: Tree) -> Variable:
@@ -217,7 +217,7 @@ class Adaptive(Update):
     whole: bool = False
 
     def __post_init__(self) -> None:
-        _share(self.decay, "decay", "Adaptive")
+        _check_fraction(self.decay, "decay", "Adaptive")
         positive(self.eps, "eps", "Adaptive")
 
     def init(self, x: Tree) -> Variable:
@@ -588,7 +588,7 @@ class Updates(NamedTuple):
 
 
 def projected(update: Update, projection: Projection | None) -> Update:
-    """Return an update, kept in a set if there is one."""
+    """Return an update, projected onto a set if there is one."""
     return update if projection is None else Projected(projection, update)
 
 
@@ -599,6 +599,6 @@ def with_innermost(update: Update, inside: Callable[[Update], Update]) -> Update
     return inside(update)
 
 
-def _share(value: float, name: str, owner: str) -> None:
+def _check_fraction(value: float, name: str, owner: str) -> None:
     if not (isinstance(value, int | float) and 0 <= value < 1) or math.isnan(value):
         raise ValueError(f"The {name!r} of {owner} must lie between 0 and 1 (1 excluded). Got {value!r} instead.")

@@ -6,7 +6,7 @@
     auto      on a GPU graph for runs of some length and compile for long ones; eager otherwise
 
 All give the same numbers to rounding. Captured steps are an optimisation, never at the price of a silent wrong number:
-they are compared with the step itself at first and now and then, and given up with a warning where they differ.
+they are compared with the step itself at first and now and then, and abandoned with a warning where they differ.
 """
 
 from __future__ import annotations
