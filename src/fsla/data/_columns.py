@@ -38,12 +38,13 @@ _ID_NAME = re.compile(r"(?:^|[_\s.-])(?:id|ids|idx|index|key|uid|uuid|guid|rowid
 _CURRENCY = r"(?:[$€£¥₹]|USD|EUR|GBP|CHF|JPY)"
 _SIGN = r"[+\-\u2212]?"
 _GAPS = "[ \u00a0\u2009\u202f'\u2019]"
-_POINT = re.compile(rf"(?:\d{{1,3}}(?:,\d{{3}})+|\d{{1,3}}(?:{_GAPS}\d{{3}})+|\d+)?(?:\.\d*)?(?:[eE][+-]?\d+)?")
-_COMMA = re.compile(rf"(?:\d{{1,3}}(?:\.\d{{3}})+|\d{{1,3}}(?:{_GAPS}\d{{3}})+|\d+)(?:,\d+)?(?:[eE][+-]?\d+)?")
+_WHOLE = rf"\d{{1,3}}(?:{_GAPS}\d{{3}})+|\d+"
+_POINT = re.compile(rf"(?:(?:\d{{1,3}}(?:,\d{{3}})+|{_WHOLE})(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d+)?")
+_COMMA = re.compile(rf"(?:\d{{1,3}}(?:\.\d{{3}})+|{_WHOLE})(?:,\d+)?(?:[eE][+-]?\d+)?")
 _DRESSED = re.compile(rf"({_SIGN})\s*{_CURRENCY}?\s*({_SIGN})\s*([\d.,'’\s\u00a0eE+-]*?)\s*(?:{_CURRENCY}|%)?")
 _CODE = re.compile(r"[+-]?0\d+")
 _DATE = re.compile(
-    r"\d{1,4}[-/.]\d{1,2}[-/.]\d{1,4}\b|\d{4}-\d{2}$|\d{1,2}[ -][A-Za-z]{3,9}[ -]\d{4}|[A-Za-z]{3,9} \d{1,2}, \d{4}"
+    r"\d{1,4}[-/.]\d{1,2}[-/.]\d{1,4}(?!\d)|\d{4}-\d{2}$|\d{1,2}[ -][A-Za-z]{3,9}[ -]\d{4}|[A-Za-z]{3,9} \d{1,2}, \d{4}"
 )
 _TIMES = ("", " %H:%M", " %H:%M:%S")
 _DAYS = (
@@ -396,7 +397,8 @@ def is_copy(column: Column, cells: Any, target: Target | None) -> str:
         return ""
     pairs = np.unique(np.c_[codes[both], target.codes[both]], axis=0)
     levels = len(np.unique(pairs[:, 0]))
-    if len(pairs) == levels == len(np.unique(pairs[:, 1])) == len(target.names):
+    repeated = both.sum() >= 3 * len(target.names)  # else every column of distinct numbers would do
+    if repeated and len(pairs) == levels == len(np.unique(pairs[:, 1])) == len(target.names):
         same = {text.casefold() for text in texts} == set(target.names)
         return "a copy of the label" if same else "each value belongs to one label"
     if in_units and target.numbers is not None and levels > FEW_VALUES:

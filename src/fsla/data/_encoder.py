@@ -70,6 +70,7 @@ class SentenceEncoder:
         """Return one row a text, of length 1."""
         tokens = [e.ids for e in self.tokenizer.encode_batch(list(map(str, texts)))]
         order = np.argsort([len(ids) for ids in tokens], kind="stable")  # rows of one batch are about as long
+        order = order[sum(not ids for ids in tokens) :]  # a text without tokens is 0
         vectors = np.zeros((len(tokens), int(self.config["hidden_size"])))
         for start in range(0, len(order), BATCH):
             rows = order[start : start + BATCH]

@@ -349,9 +349,21 @@ class FeatureBuilder:
                     part = {key: arrays[f"text{i}.{key}"] for key in ("idf", "components")}
                     vectors = TextVectors.from_state(part, values["texts"][name])
                 builder._texts[name] = _Texts(vectors)
+            builder._check_arrays()
         except KeyError as error:
             raise ValueError(f"The features of this model lack {error}.") from error
         return builder
+
+    def _check_arrays(self) -> None:
+        """Raise unless the arrays of a restored builder fit what the columns need."""
+        width = sum(block.widths[0] for block in (self._numbers, self._categories) if block.arrays)
+        pixels = pixel_features(np.zeros((1, *self._image), dtype=np.uint8)).shape[1] if self._image else 0
+        parts = bool(width) + len(self._texts) + bool(self._image)
+        fits = self._scales.shape == (parts,) and self._pixel_mean.shape == (pixels,)
+        fits &= bool(self._numbers.arrays) == bool(self._names("number", "boolean", "date"))
+        fits &= bool(self._categories.arrays) == bool(self._names("category"))
+        if not fits or self._components.ndim != 2 or self._components.shape[1] not in (0, width):
+            raise ValueError("The arrays of the features do not fit the columns.")
 
 
 def typed_frame(frame: pd.DataFrame, columns: Sequence[Column]) -> pd.DataFrame:
@@ -566,7 +578,7 @@ def _as_calendar(cells: pd.Series, column: Column) -> dict[str, Array]:
     codes, texts = factorize(cells)
     dates = parse_dates(texts, column.date_format)
     days = (dates - np.datetime64("1970-01-01")).dt.total_seconds() / 86400
-    parts = {"": days, " year": dates.dt.year, " month": dates.dt.month, " weekday": dates.dt.weekday}
+    parts = {"": days, " year": dates.dt.year, " month": dates.dt.month, " weekday": dates.dt.day_of_week}
     if column.date_format.endswith(("%H:%M", "%H:%M:%S", "ISO8601")):
         parts[" hour"] = dates.dt.hour
     return {

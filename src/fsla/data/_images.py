@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import io
 import os
-from collections.abc import Sequence
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from fsla._files import FileError, open_regular
+from fsla._files import open_regular
 from fsla.data._dataset import Array
 
 MAX_PIXELS = 64 * 1024 * 1024
@@ -91,35 +93,46 @@ def pixel_features(images: Array) -> Array:
     return pixels.reshape(len(pixels), -1)
 
 
-def _open(item: Any) -> Any:
-    """Return an open image, whose pixels are not decoded yet."""
-    import warnings
+@contextmanager
+def _open(item: Any) -> Iterator[Any]:
+    """Open an image, whose pixels are not decoded yet, for the block."""
+    from PIL import Image
 
+    with ExitStack() as stack:
+        if isinstance(item, str | Path):
+            try:
+                file = stack.enter_context(open(open_regular(Path(item), os.O_RDONLY), "rb"))
+            except OSError as error:
+                reason = "no such file" if isinstance(error, FileNotFoundError) else str(error.strerror).lower()
+                raise ValueError(f"Cannot read the image {_name(item)}: {reason}.") from error
+            image: Any = _decoded(file, item)
+        elif isinstance(item, bytes):
+            image = _decoded(io.BytesIO(item), item)
+        elif isinstance(item, np.ndarray):
+            image = Image.fromarray(_as_bytes(item))
+        elif hasattr(item, "convert"):
+            image = item.copy()
+        else:
+            raise ValueError(f"Cannot use {type(item).__name__} as an image. Name the path of an image.")
+        stack.enter_context(image)
+        if image.width * image.height > MAX_PIXELS:
+            size = f"{image.width} x {image.height}"
+            raise ValueError(
+                f"Cannot read the image {_name(item)}: {size} pixels are more than {MAX_PIXELS}. Shrink it."
+            )
+        yield image
+
+
+def _decoded(file: Any, item: Any) -> Any:
     from PIL import Image, UnidentifiedImageError
 
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # the limit is ours
-            if isinstance(item, str | Path):
-                image: Any = Image.open(open(open_regular(Path(item), os.O_RDONLY), "rb"))  # noqa: SIM115
-            elif isinstance(item, bytes):
-                image = Image.open(io.BytesIO(item))
-            elif isinstance(item, np.ndarray):
-                image = Image.fromarray(_as_bytes(item))
-            elif hasattr(item, "convert"):
-                image = item.copy()
-            else:
-                raise ValueError(f"Cannot use {type(item).__name__} as an image. Name the path of an image.")
-    except FileError:
-        raise
-    except (UnidentifiedImageError, Image.DecompressionBombError, OSError, SyntaxError) as error:
-        reason = "no such file" if isinstance(error, FileNotFoundError) else str(error)
+            warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # MAX_PIXELS is the limit
+            return Image.open(file)
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+        reason = "it is no image" if isinstance(error, UnidentifiedImageError) else str(error)
         raise ValueError(f"Cannot read the image {_name(item)}: {reason}.") from error
-    if image.width * image.height > MAX_PIXELS:
-        size = f"{image.width} x {image.height}"
-        image.close()
-        raise ValueError(f"Cannot read the image {_name(item)}: {size} pixels are more than {MAX_PIXELS}. Shrink it.")
-    return image
 
 
 def _as_bytes(array: Array) -> Array:

@@ -50,9 +50,7 @@ def understand_labels(given: Counter[str], checked: Counter[str], table: Table, 
     abstained = _abstained(given, checked, table, missing)
     if abstained:
         number = sum(counts[text] for text in abstained)
-        notes.append(
-            f"{number} labels are {some(sorted({t.strip() for t in abstained}))}: these are taken as no label."
-        )
+        notes.append(f"{number} labels are {some(sorted({t.strip() for t in abstained}))}, which means no label.")
     written = [text for text in counts if text not in missing and text not in abstained]
     if not any(text in given for text in written):
         raise ValueError(
@@ -161,6 +159,4 @@ def _check_classes(
         )
         if near:
             times = "once" if in_given[name] == 1 else f"{in_given[name]} times"
-            notes.append(
-                f"The label {name!r} occurs {times} and counts as a class. Correct it if it means {near[0]!r}."
-            )
+            notes.append(f"The label {name!r} occurs {times} and counts as a class. Correct it if it is {near[0]!r}.")

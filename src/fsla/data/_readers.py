@@ -248,8 +248,9 @@ def _read_jsonl(file: IO[bytes], path: Path, label: str) -> RawTable:
         if not isinstance(record, dict):
             raise ValueError(f"Cannot read {path}: line {number} is no JSON object. Write one object a line.")
         records.append(record)
-    if blank > text.endswith("\n"):
-        notes += (f"{blank - text.endswith(chr(10))} blank lines of {path.name} are skipped.",)
+    blank -= text.endswith("\n")  # what follows the last line's end is no line
+    if blank:
+        notes += (_blank_note(blank, path),)
     names = list(dict.fromkeys(name for record in records for name in record))
     _check_width(len(names), path)
     lacking = [name for name in names if any(name not in record for record in records)]
@@ -534,12 +535,16 @@ def _from_rows(rows: list[list[str]], path: Path, notes: tuple[str, ...], place:
     if not body:
         raise ValueError(f"{path} has no rows below its header.")
     if blank:
-        notes += (
-            f"{blank} blank {'lines' if blank > 1 else 'line'} of {path.name} {'are' if blank > 1 else 'is'} skipped.",
-        )
+        notes += (_blank_note(blank, path),)
     frame = _frame(dict(zip(names, map(list, zip(*body, strict=True)), strict=True)))
     _check_cells(frame, str(path))
     return RawTable(frame, str(path), notes, path.parent)
+
+
+def _blank_note(number: int, path: Path) -> str:
+    return (
+        f"{number} blank {'line' if number == 1 else 'lines'} in {path.name} {'is' if number == 1 else 'are'} skipped."
+    )
 
 
 def _names(header: Iterable[Any], path: Path | str = "the table") -> list[str]:
