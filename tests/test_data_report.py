@@ -12,6 +12,7 @@ from fabricated import fabricate, fabricated_result
 from fsla.data import _report as report
 from fsla.data._clean import build_result
 from fsla.data._report import render, visible
+from launch import wait_until
 
 EVIL = "<script>alert(1)</script>"
 HOSTILE = [
@@ -149,8 +150,12 @@ def test_review_by_keys_saves_a_file_with_what_was_chosen(page, tmp_path, width)
     page.press("1")  # the second row again
     page.press("9")  # no such class
     assert page.evaluate("document.getElementById('progress').textContent") == "3 of 20 decided"
-    page.open(path, width)  # decisions are still there
-    assert page.evaluate("document.getElementById('progress').textContent") == "3 of 20 decided"
+
+    def is_restored():  # Chromium hands storage from one process to the next when it finds the time
+        page.open(path, width)
+        return page.evaluate("document.getElementById('progress').textContent") == "3 of 20 decided"
+
+    wait_until(is_restored)
     folder = tmp_path / "downloads"
     folder.mkdir()
     saved = page.download("document.getElementById('save').click()", folder).decode()

@@ -199,7 +199,7 @@ def _clean(data: Any, quiet: bool, **options: Any) -> CleaningResult:
     """Run `fsla.data.clean` under a progress bar; warnings become lines."""
     from fsla.data import clean as run
 
-    with warnings.catch_warnings(record=True) as caught, watched("training", not quiet) as progress:
+    with warnings.catch_warnings(record=True) as caught, watched("reading", not quiet, transient=True) as progress:
         warnings.simplefilter("always")
         result = run(data, progress=progress, **options)
     for text in dict.fromkeys(str(w.message) for w in caught if issubclass(w.category, UserWarning)):
