@@ -14,7 +14,7 @@ import typer
 
 from fsla._checks import pick_device
 from fsla.cli.options import Device
-from fsla.cli.screen import complain, interruptible, say, watched
+from fsla.cli.screen import complain, console, interruptible, say, watched
 from fsla.distributed import get_group
 
 if TYPE_CHECKING:
@@ -199,7 +199,10 @@ def _clean(data: Any, quiet: bool, **options: Any) -> CleaningResult:
     """Run `fsla.data.clean` under a progress bar; warnings become lines."""
     from fsla.data import clean as run
 
-    with warnings.catch_warnings(record=True) as caught, watched("reading", not quiet, transient=True) as progress:
+    with (
+        warnings.catch_warnings(record=True) as caught,
+        watched("reading", not quiet and console.is_terminal, transient=True) as progress,
+    ):
         warnings.simplefilter("always")
         result = run(data, progress=progress, **options)
     for text in dict.fromkeys(str(w.message) for w in caught if issubclass(w.category, UserWarning)):

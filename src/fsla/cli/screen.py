@@ -50,9 +50,7 @@ def run_bar(*, transient: bool = False) -> Progress:
 
 
 @contextmanager
-def watched(
-    name: str, shown: bool = True, *, transient: bool = False
-) -> Iterator[Callable[[str, float, int], None]]:
+def watched(name: str, shown: bool = True, *, transient: bool = False) -> Iterator[Callable[[str, float, int], None]]:
     """A bar, and the function that moves it: what is under way, how much is done, of how much."""
     if not shown:
         yield lambda text, done, total: None
