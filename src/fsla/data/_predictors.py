@@ -138,6 +138,7 @@ class EnsemblePredictor:
 _KINDS = {
     "linear": "fsla.data._predictors:LinearPredictor",
     "constant": "fsla.data._predictors:ConstantPredictor",
+    "trees": "fsla.data._trees:TreePredictor",
     "ensemble": "fsla.data._predictors:EnsemblePredictor",
     "trunk": "fsla.data._network_learners:TrunkPredictor",
     "mlp": "fsla.data._network_learners:MLPPredictor",
