@@ -7,14 +7,15 @@ one run of `fsla.SOBA` or `fsla.FSLA`. On images the network is a head on the fe
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import ClassVar, Literal
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from fsla.data._dataset import Array, TrainingData
-from fsla.data._network_learners import _MLP_INPUT_SCALE, one_thread, seeded
+from fsla.data._network_learners import MLP_INPUT_SCALE, one_thread, seeded
 from fsla.data._strategies import Belief, Strategy, vote_mass
 from fsla.train import FSLA, SOBA, BilevelOptimizer
 from fsla.train._weights import GroupWeights, SampleWeights
@@ -23,10 +24,11 @@ MIN_CHECKED = 10
 """Fewer checked rows cannot guide weights."""
 
 
+@dataclass(frozen=True, eq=False, kw_only=True)
 class _BilevelStrategy(Strategy):
     """Base class: one training run that learns the weights on its way.
 
-    Args:
+    Attributes:
         algorithm: "soba" or "fsla".
         hidden: Width of the hidden layer. 0 makes the network linear.
         steps: Number of steps of the network.
@@ -37,20 +39,14 @@ class _BilevelStrategy(Strategy):
         seed: Of the batches and of the network.
     """
 
-    def __init__(
-        self,
-        *,
-        algorithm: Literal["soba", "fsla"] = "soba",
-        hidden: int = 64,
-        steps: int = 800,
-        batch_size: int = 256,
-        outer_every: int = 2,
-        lr: float = 3e-3,
-        weight_decay: float = 1e-3,
-        seed: int = 0,
-    ) -> None:
-        self.algorithm, self.hidden, self.steps, self.batch_size = algorithm, hidden, steps, batch_size
-        self.outer_every, self.lr, self.weight_decay, self.seed = outer_every, lr, weight_decay, seed
+    algorithm: Literal["soba", "fsla"] = "soba"
+    hidden: int = 64
+    steps: int = 800
+    batch_size: int = 256
+    outer_every: int = 2
+    lr: float = 3e-3
+    weight_decay: float = 1e-3
+    seed: int = 0
 
     def supports(self, data: TrainingData) -> bool:
         """Return whether checked rows can guide weights."""
@@ -75,7 +71,7 @@ class _BilevelStrategy(Strategy):
 
     def _learn(self, data: TrainingData, votes: Array, checked: Array) -> tuple[Array, Array | None]:
         """Return the weight of each vote, and of each group where weights are those of groups."""
-        x = torch.from_numpy((_MLP_INPUT_SCALE * data.features.dense).astype(np.float32))
+        x = torch.from_numpy((MLP_INPUT_SCALE * data.features.dense).astype(np.float32))
         vote_row = torch.from_numpy(data.votes.row[votes])
         checked_row = torch.from_numpy(data.checked_rows[checked])
         labels = _as_targets(data, data.votes.label[votes])
@@ -92,7 +88,7 @@ class _BilevelStrategy(Strategy):
             late = self.steps // 2
             for step in range(self.steps):
                 i = torch.randint(len(votes), (self.batch_size,), generator=generator)
-                j = slice(None)
+                j = torch.arange(len(checked))
                 if len(checked) > self.batch_size:
                     j = torch.randint(len(checked), (self.batch_size,), generator=generator)
                 optimizer.step(
@@ -105,12 +101,14 @@ class _BilevelStrategy(Strategy):
 
     def _optimizer(self, network: nn.Module, weights: nn.Module) -> BilevelOptimizer:
         adam = torch.optim.Adam(network.parameters(), lr=self.lr, weight_decay=self.weight_decay)
-        options = {"inner_loss": _inner_loss, "outer_loss": _outer_loss, "inner_optimizer": adam}
+        options: dict[str, Any] = {"inner_loss": _inner_loss, "outer_loss": _outer_loss}
+        options |= {"inner_optimizer": adam, "outer_every": self.outer_every}
         if self.algorithm == "fsla":
-            return FSLA(network, weights, momentum="average", outer_every=self.outer_every, **options)
-        return SOBA(network, weights, outer_every=self.outer_every, **options)
+            return FSLA(network, weights, momentum="average", **options)
+        return SOBA(network, weights, **options)
 
 
+@dataclass(frozen=True, eq=False, kw_only=True)
 class BilevelGroupWeights(_BilevelStrategy):
     """Weights of groups by bilevel optimisation: groups whose votes lower the loss on checked rows count more."""
 
@@ -126,14 +124,21 @@ class BilevelGroupWeights(_BilevelStrategy):
 
     def read_weights(self, mean_logit: Tensor) -> Array:
         """Return weights relative to the largest."""
-        weight = (mean_logit - mean_logit.max()).exp()
-        return weight.numpy().astype(np.float64)
+        return np.exp((mean_logit - mean_logit.max()).numpy().astype(np.float64))
 
 
+@dataclass(frozen=True, eq=False, kw_only=True)
 class BilevelSampleWeights(_BilevelStrategy):
-    """A weight for each vote by bilevel optimisation: the paper's hyper-cleaning."""
+    """A weight for each vote by bilevel optimisation: the paper's hyper-cleaning.
+
+    The network is linear and the run is longer, because each weight moves only when its vote is drawn.
+    """
 
     name: ClassVar[str] = "bilevel sample weights"
+    hidden: int = 0
+    steps: int = 3000
+    outer_every: int = 1
+    weight_decay: float = 1e-2
 
     def build_weights(self, data: TrainingData, votes: Array) -> tuple[nn.Module, Array]:
         """Return a weight for each vote."""
@@ -141,9 +146,9 @@ class BilevelSampleWeights(_BilevelStrategy):
 
     def read_weights(self, mean_logit: Tensor) -> Array:
         """Return weights relative to the mean of the largest tenth, at most 1."""
-        weight = mean_logit.sigmoid().numpy().astype(np.float64)
+        weight: Array = mean_logit.sigmoid().numpy().astype(np.float64)
         top = np.sort(weight)[-max(1, len(weight) // 10) :].mean()
-        return np.minimum(weight / top, 1.0)
+        return np.asarray(np.minimum(weight / top, 1.0))
 
 
 def _build_network(inputs: int, hidden: int, outputs: int) -> nn.Module:
@@ -166,7 +171,7 @@ def _losses(outputs: Tensor, target: Tensor) -> Tensor:
 def _inner_loss(network: nn.Module, weights: nn.Module, batch: tuple[Tensor, Tensor, Tensor]) -> Tensor:
     """Return the weighted mean: only ratios of weights matter, so their size is no penalty on the network."""
     x, target, index = batch
-    weight = weights(index)
+    weight: Tensor = weights(index)
     return (weight * _losses(network(x), target)).sum() / weight.sum()
 
 

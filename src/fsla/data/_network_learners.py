@@ -26,6 +26,7 @@ from fsla.data._data_fit import Predictor
 from fsla.data._dataset import Array, Features, Task, TrainingData
 from fsla.data._learners import Learner, row_weights
 from fsla.data._predictors import ConstantPredictor, predictor_from_state, softmax
+from fsla.data._strategies import vote_mass
 
 MAX_SIDE = 48
 """Larger images are shrunk by a whole factor until their shorter side is no longer than this."""
@@ -35,7 +36,7 @@ MIN_TRUNK_IMAGES = 100
 """Fewer labelled images train no trunk."""
 MIN_IMAGE_LIKE_COLUMNS = 32
 _PREDICTION_BATCH = 512
-_MLP_INPUT_SCALE = 3.0
+MLP_INPUT_SCALE = 3.0
 """Dense rows have mean square norm 1; a network learns faster from larger inputs."""
 
 Inputs = Callable[[Features], Array]
@@ -168,7 +169,7 @@ def train_network(
                     outputs = network(batch)
                 loss = mass_loss(outputs.float(), target[index], task) / len(index)
                 optimizer.zero_grad()
-                loss.backward()
+                loss.backward()  # type: ignore[no-untyped-call]
                 optimizer.step()
                 schedule.step()
             if progress is not None:
@@ -180,7 +181,7 @@ def train_network(
 def network_outputs(network: Callable[[Tensor], Tensor], inputs: Tensor, device: torch.device) -> Array:
     """Return the outputs of a network in evaluation mode, in batches."""
     with one_thread():
-        parts = [network(part.to(device)).float().cpu() for part in inputs.split(_PREDICTION_BATCH)]
+        parts = [network(part.to(device)).float().cpu() for part in torch.split(inputs, _PREDICTION_BATCH)]
     return torch.cat(parts).numpy().astype(np.float64)
 
 
@@ -206,7 +207,7 @@ class ImageModel(nn.Module):
         channels: Of the images.
         outputs: Number of outputs.
         width: Channels of the first layer.
-        residual: Whether it is a ResNet of four stages; else it has three convolutions.
+        residual: Whether it is a ResNet of four stages; else three convolutions and a dense layer.
     """
 
     mean: Tensor
@@ -224,15 +225,17 @@ class ImageModel(nn.Module):
                 _Convolution(w, 2 * w), nn.MaxPool2d(2, ceil_mode=True), _Residual(2 * w),
                 _Convolution(2 * w, 4 * w), nn.MaxPool2d(2, ceil_mode=True),
                 _Convolution(4 * w, 8 * w), nn.MaxPool2d(2, ceil_mode=True), _Residual(8 * w),
+                nn.AdaptiveMaxPool2d(1), nn.Flatten(),
             ]  # fmt: skip
             self.num_features = 8 * w
         else:
+            self.num_features = 4 * w
             layers = [
                 _Convolution(channels, w), nn.MaxPool2d(2, ceil_mode=True),
                 _Convolution(w, 2 * w), nn.MaxPool2d(2, ceil_mode=True),
-                _Convolution(2 * w, 4 * w),
+                _Convolution(2 * w, 2 * w), nn.AdaptiveAvgPool2d(4), nn.Flatten(),
+                nn.Linear(32 * w, 4 * w, bias=False), nn.BatchNorm1d(4 * w), nn.ReLU(inplace=True),
             ]  # fmt: skip
-            self.num_features = 4 * w
         self.body = nn.Sequential(*layers)
         self.head = nn.Linear(self.num_features, outputs)
         self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
@@ -240,8 +243,8 @@ class ImageModel(nn.Module):
     def embed(self, images: Tensor) -> Tensor:
         """Return the last hidden layer of images in uint8."""
         x = (images.float() / 255 - self.mean) / self.deviation
-        x = self.body(x.contiguous(memory_format=torch.channels_last))
-        return x.amax((2, 3))
+        embedding: Tensor = self.body(x.contiguous(memory_format=torch.channels_last))
+        return embedding
 
     def forward(self, images: Tensor) -> Tensor:
         """Return the outputs of images in uint8."""
@@ -271,9 +274,10 @@ def image_tensor(images: Array) -> Tensor:
     """Return images as rows x channels x height x width, uint8, not much larger than `MAX_SIDE`."""
     height, width = images.shape[1:3]
     factor = math.ceil(min(height, width) / MAX_SIDE)
-    tensor = torch.from_numpy(np.ascontiguousarray(images)).permute(0, 3, 1, 2)
+    # PyTorch warns of arrays that cannot be written to, so those are copied.
+    tensor = torch.from_numpy(np.require(images, np.uint8, ["C", "W"])).permute(0, 3, 1, 2)
     if factor > 1:
-        parts = [avg_pool2d(part.float(), factor).round().to(torch.uint8) for part in tensor.split(256)]
+        parts = [avg_pool2d(part.float(), factor).round().to(torch.uint8) for part in torch.split(tensor, 256)]
         tensor = torch.cat(parts)
     missing_height, missing_width = (max(0, MIN_SIDE - side) for side in tensor.shape[2:])
     if missing_height or missing_width:
@@ -301,7 +305,7 @@ def augment_images(images: Tensor, generator: torch.Generator) -> Tensor:
 
 
 def build_image_model(images: Tensor, outputs: int, seed: int, width: int | None, device: torch.device) -> ImageModel:
-    """Return a new network for images: three convolutions for grey ones, a ResNet for colour."""
+    """Return a new network for images: a small CNN for grey ones, a ResNet for colour."""
     channels = images.shape[1]
     residual = channels > 1
     if width is None:
@@ -309,15 +313,22 @@ def build_image_model(images: Tensor, outputs: int, seed: int, width: int | None
     with seeded(seed):
         network = ImageModel(channels, outputs, width, residual)
     sample = images[:: max(1, len(images) // 2000)].float() / 255
-    network.mean.copy_(sample.mean((0, 2, 3))[:, None, None])
-    network.deviation.copy_(sample.std((0, 2, 3))[:, None, None].clamp(min=1e-3))
+    with one_thread():
+        network.mean.copy_(sample.mean((0, 2, 3))[:, None, None])
+        network.deviation.copy_(sample.std((0, 2, 3))[:, None, None].clamp(min=1e-3))
     return network.to(device)
 
 
-def _image_recipe(recipe: Recipe | None, images: Tensor, device: torch.device) -> Recipe:
-    if recipe is not None:
-        return recipe
-    return Recipe(min_epochs=40) if device.type == "cuda" and images.shape[1] > 1 else Recipe()
+ADAMW = Recipe(lr=3e-3, weight_decay=1e-2, optimizer="adamw")
+"""For squared errors, on which SGD of this pace diverges, and for modules of any kind."""
+
+
+def _image_recipe(recipe: Recipe | None, images: Tensor, device: torch.device, task: Task) -> Recipe:
+    if recipe is None:
+        recipe = Recipe() if task == "classification" else ADAMW
+        if device.type == "cuda" and images.shape[1] > 1:
+            recipe = replace(recipe, min_epochs=40)
+    return recipe
 
 
 @dataclass(frozen=True, eq=False)
@@ -369,7 +380,8 @@ def fit_trunk(
     """
     if data.features.images is None:
         return None
-    mass = _mean_votes(data)
+    num_votes = np.bincount(data.votes.row, minlength=len(data.features))
+    mass = vote_mass(data, 1 / num_votes[data.votes.row])
     use = row_weights(mass, data.task) > 0
     if use.sum() < MIN_TRUNK_IMAGES or (data.task == "classification" and (mass.sum(0) > 0).sum() < 2):
         return None
@@ -384,26 +396,13 @@ def fit_trunk(
             progress("training a network on the images", epoch, epochs)
 
     train_network(
-        network, images.to(where), unit_mass, data.task, _image_recipe(recipe, images, where),
+        network, images.to(where), unit_mass, data.task, _image_recipe(recipe, images, where, data.task),
         seed=seed, augment=augment_images, progress=report,
     )  # fmt: skip
     embedding = network_outputs(network.embed, images, where)
     deviation = embedding.std(0)
     deviation = np.maximum(deviation, 0.1 * deviation.mean() + 1e-12)
     return ImageTrunk(network, embedding.mean(0), deviation * math.sqrt(len(deviation)))
-
-
-def _mean_votes(data: TrainingData) -> Array:
-    """Return the mass of unchecked rows: each once, with the mean of its votes."""
-    mass = np.zeros((len(data.features), max(2, data.num_classes)))
-    row, label = data.votes.row, data.votes.label
-    weight = np.where(data.is_checked[row], 0.0, 1 / np.bincount(row, minlength=len(mass))[row])
-    if data.task == "classification":
-        np.add.at(mass, (row, label.astype(np.intp)), weight)
-    else:
-        np.add.at(mass, (row, 0), weight)
-        np.add.at(mass, (row, 1), weight * label)
-    return mass
 
 
 @dataclass(frozen=True, eq=False)
@@ -494,7 +493,7 @@ class MLPPredictor:
     def predict(self, features: Features) -> Array:
         """Return probabilities, or numbers in regression."""
         a = self.arrays
-        hidden = np.maximum(_MLP_INPUT_SCALE * features.dense @ a["weight_1"] + a["bias_1"], 0)
+        hidden = np.maximum(MLP_INPUT_SCALE * features.dense @ a["weight_1"] + a["bias_1"], 0)
         return _finish(hidden @ a["weight_2"] + a["bias_2"], self.task, self.offset, self.scale)
 
     def to_state(self) -> tuple[dict[str, Array], dict[str, Any]]:
@@ -536,7 +535,7 @@ class MLP(Learner):
         use = row_weights(both, task) > 0
         unit_mass, offset, scale = unit_targets(both[use], task)
         unit_mass = unit_mass / row_weights(unit_mass, task).mean()
-        x = torch.from_numpy((_MLP_INPUT_SCALE * features.dense[use]).astype(np.float32))
+        x = torch.from_numpy((MLP_INPUT_SCALE * features.dense[use]).astype(np.float32))
         target = torch.from_numpy(unit_mass.astype(np.float32))
         outputs = mass.shape[1] if task == "classification" else 1
         generator = torch.Generator().manual_seed(seed)
@@ -615,7 +614,7 @@ class NetworkPredictor:
 class ImageNetwork(Learner):
     """Convolutional network on images, trained anew on each belief, with random shifts and flips.
 
-    Three convolutions for grey images, a ResNet for colour. Cross-fitting trains one for each strategy and fold:
+    A small CNN for grey images, a ResNet for colour. Cross-fitting trains one for each strategy and fold:
     heads on the features of one trunk (`fit_trunk`) cost a fraction of that.
 
     Args:
@@ -648,7 +647,7 @@ class ImageNetwork(Learner):
         outputs = mass.shape[1] if task == "classification" else 1
         network = build_image_model(images, outputs, seed, self.width, device)
         unit_mass, offset, scale = unit_targets(both[use], task)
-        recipe = _image_recipe(self.recipe, images, device)
+        recipe = _image_recipe(self.recipe, images, device, task)
         train_network(network, images.to(device), unit_mass, task, recipe, seed=seed, augment=augment_images)
         return [NetworkPredictor(network, task, offset, scale)]
 
@@ -752,7 +751,7 @@ class ModuleLearner(Learner):
     ) -> None:
         self.module, self.inputs, self.device = module, inputs, device
         self.name = name
-        self.recipe = Recipe(lr=3e-3, weight_decay=1e-2, optimizer="adamw") if recipe is None else recipe
+        self.recipe = ADAMW if recipe is None else recipe
 
     def path(self, features: Features, mass: Array, checked_mass: Array, task: Task, seed: int) -> list[Predictor]:
         """Return one model."""
