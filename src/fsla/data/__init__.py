@@ -1,5 +1,5 @@
 """Which data to trust: weights of groups and samples, wrong labels, and a model that is not hurt by either."""
 
-from fsla.data._estimators import DataWeigher, HyperCleaner
+from fsla.data._estimators import GroupWeigher, LabelCleaner
 
-__all__ = ["DataWeigher", "HyperCleaner"]
+__all__ = ["GroupWeigher", "LabelCleaner"]
