@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import ClassVar
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import numpy as np
 from scipy.linalg import solve
@@ -11,12 +12,14 @@ from scipy.optimize import minimize
 
 from fsla.data._data_fit import Predictor
 from fsla.data._dataset import Array, Features, Task, TrainingData
-from fsla.data._predictors import LinearPredictor
+from fsla.data._predictors import ConstantPredictor, LinearPredictor
 
 PENALTIES = (1e-2, 1e-3, 1e-4, 1e-5)
 """Ridge penalties of a joint fit, a unit of weight, on rows of mean square norm 1."""
 DISTANCE_PENALTIES = (1.0, 1e-1, 1e-2, 1e-3)
 """Penalties on the distance from the first fit when a model is fine-tuned on checked rows."""
+MIN_MASS = 0.03
+"""Labels with less than this part of the largest mass are not worth a row of their own."""
 
 
 class Learner(ABC):
@@ -27,6 +30,8 @@ class Learner(ABC):
     is_linear: ClassVar[bool] = False
     fine_tunes: ClassVar[bool] = False
     """Whether it is first trained on the belief, then on checked rows: it needs both."""
+    predicts_new_rows: ClassVar[bool] = True
+    """False for predictions of the training rows that were computed elsewhere."""
 
     def supports(self, data: TrainingData) -> bool:
         """Return whether the learner can use this data."""
@@ -169,7 +174,128 @@ class FineTunedLinearLearner(Learner):
         return models
 
 
+class EstimatorLearner(Learner):
+    """A scikit-learn estimator or pipeline whose `fit` takes `sample_weight`.
+
+    Args:
+        estimator: Unfitted; it is cloned for every fit and takes the rows as the user gave them.
+        name: As the report shows it. Default: the name of its class.
+    """
+
+    def __init__(self, estimator: Any, name: str | None = None) -> None:
+        self.estimator = estimator
+        self.name = name or type(estimator).__name__
+
+    def path(self, features: Features, mass: Array, checked_mass: Array, task: Task, seed: int) -> list[Predictor]:
+        """Return one model. A row whose mass is on several labels is repeated, once for each."""
+        both = mass + checked_mass
+        rows, labels, weight = expand_mass(both, task)
+        if len(rows) == 0 or len(np.unique(labels)) < 2:
+            return [constant_prediction(both, task)]
+        from sklearn.base import clone
+
+        model = clone(self.estimator)
+        x = features.take(rows)
+        model.fit(x.dense if x.raw is None else x.raw, labels, **{self._weight_argument(): weight})
+        return [EstimatorPredictor(model, both.shape[1], task)]
+
+    def _weight_argument(self) -> str:
+        steps = getattr(self.estimator, "steps", None)
+        return f"{steps[-1][0]}__sample_weight" if steps else "sample_weight"
+
+
+@dataclass(frozen=True, eq=False)
+class EstimatorPredictor:
+    """A fitted estimator of the user's own."""
+
+    model: Any
+    num_classes: int
+    task: Task
+
+    def predict(self, features: Features) -> Array:
+        """Return probabilities, or numbers in regression."""
+        x = features.dense if features.raw is None else features.raw
+        if self.task == "regression":
+            return np.asarray(self.model.predict(x), dtype=np.float64)
+        result = np.full((len(features), self.num_classes), 1e-3)
+        if hasattr(self.model, "predict_proba"):
+            result[:, self.model.classes_] += self.model.predict_proba(x)
+        else:
+            result[np.arange(len(features)), self.model.predict(x)] += 1
+        return np.asarray(result / result.sum(1, keepdims=True))
+
+    def to_state(self) -> tuple[dict[str, Array], dict[str, Any]]:
+        """Raise ValueError."""
+        raise ValueError(
+            f"Cannot save {type(self.model).__name__}: it is an estimator of your own, and nothing is pickled. "
+            "Save it yourself, or leave it out of learners=."
+        )
+
+
+class PredictedProbabilities(Learner):
+    """Out-of-fold predictions that were computed elsewhere, one row for each row of the training data.
+
+    Args:
+        predictions: Rows x classes, or numbers in regression.
+    """
+
+    name = "pred_probs"
+    is_linear = True
+    predicts_new_rows = False
+
+    def __init__(self, predictions: Array) -> None:
+        self.predictions = predictions
+
+    def path(self, features: Features, mass: Array, checked_mass: Array, task: Task, seed: int) -> list[Predictor]:
+        """Return the predictions; nothing is trained."""
+        return [IndexedPredictor(self.predictions)]
+
+
+@dataclass(frozen=True, eq=False)
+class IndexedPredictor:
+    """Looks up the prediction of a training row."""
+
+    predictions: Array
+
+    def predict(self, features: Features) -> Array:
+        """Return the predictions of rows of the training data."""
+        if features.index is None:
+            raise ValueError("pred_probs has no predictions for new rows. Use another learner as well.")
+        return np.asarray(self.predictions[features.index])
+
+    def to_state(self) -> tuple[dict[str, Array], dict[str, Any]]:
+        """Raise ValueError."""
+        raise ValueError("Cannot save pred_probs: they hold no model.")
+
+
+def expand_mass(mass: Array, task: Task) -> tuple[Array, Array, Array]:
+    """Return rows, labels and weights (mean 1) of a mass: a row of several labels is repeated."""
+    if task == "regression":
+        rows = np.nonzero(mass[:, 0] > 1e-6 * mass[:, 0].max(initial=1e-12))[0]
+        weight = mass[rows, 0]
+        return rows, mass[rows, 1] / weight, weight / max(weight.mean(), 1e-12) if len(rows) else weight
+    rows, labels = np.nonzero(mass > MIN_MASS * mass.max(initial=1e-12))
+    weight = mass[rows, labels]
+    return rows, labels, weight / max(weight.mean(), 1e-12) if len(rows) else weight
+
+
+def constant_prediction(mass: Array, task: Task) -> ConstantPredictor:
+    """Return the mean of a mass as a prediction."""
+    weight = row_weights(mass, task).sum()
+    if task == "regression":
+        return ConstantPredictor(np.array([mass[:, 1].sum() / max(weight, 1e-12)]), task)
+    prior = mass.sum(0) + 0.02
+    return ConstantPredictor(prior / prior.sum(), task)
+
+
+LARGE_TABLE = 2000
+"""From so many rows on, boosting takes the place of the forest, which costs four times as much there."""
+
+
 def default_learners(data: TrainingData) -> tuple[Learner, ...]:
     """Return the learners that are tried for this data."""
-    learners: tuple[Learner, ...] = (LinearLearner(), FineTunedLinearLearner())
+    from fsla.data._trees import BoostingLearner, ForestLearner
+
+    trees = ForestLearner() if len(data.features) < LARGE_TABLE else BoostingLearner()
+    learners: tuple[Learner, ...] = (LinearLearner(), FineTunedLinearLearner(), trees)
     return tuple(learner for learner in learners if learner.supports(data))

@@ -138,6 +138,7 @@ class EnsemblePredictor:
 _KINDS = {
     "linear": "fsla.data._predictors:LinearPredictor",
     "constant": "fsla.data._predictors:ConstantPredictor",
+    "trees": "fsla.data._trees:TreePredictor",
     "ensemble": "fsla.data._predictors:EnsemblePredictor",
 }
 """Where the class of each kind of state is. Networks are imported only where one is read."""

@@ -16,11 +16,13 @@ import numpy as np
 
 from fsla.data._data_fit import CandidateScore, DataFit, Predictor
 from fsla.data._dataset import Array, TrainingData, Votes
+from fsla.data._diagnostics import consensus, diagnose
 from fsla.data._intervals import bootstrap, paired_difference, wilson
 from fsla.data._learners import Learner, default_learners
 from fsla.data._predictors import MIN_PROBABILITY, EnsemblePredictor, apply_temperature
-from fsla.data._result import Comparison, Estimate
+from fsla.data._result import Comparison
 from fsla.data._strategies import (
+    Belief,
     Nothing,
     Strategy,
     TrustedOnly,
@@ -148,20 +150,20 @@ class Candidate:
 
 def _fit_paths(
     data: TrainingData, strategy: Strategy, learners: Sequence[Learner], checked: Array, seed: int
-) -> tuple[list[list[Predictor]], list[float]]:
-    """Return a path of models and the seconds for each learner."""
+) -> tuple[Belief, list[list[Predictor]], list[float]]:
+    """Return the belief, and a path of models and the seconds for each learner."""
     start = perf_counter()
-    mass = strategy.belief(data, checked).mass
+    belief = strategy.belief(data, checked)
     extra = empty_mass(data)
     if strategy.uses_checked_labels:
-        extra = checked_mass(data, checked, checked_weight(data, mass, checked))
-    shared_time = (perf_counter() - start) / len(learners)
+        extra = checked_mass(data, checked, checked_weight(data, belief.mass, checked))
+    belief_time = (perf_counter() - start) / len(learners)
     paths, seconds = [], []
     for learner in learners:
         start = perf_counter()
-        paths.append(learner.path(data.features, mass, extra, data.task, seed))
-        seconds.append(perf_counter() - start + shared_time)
-    return paths, seconds
+        paths.append(learner.path(data.features, belief.mass, extra, data.task, seed))
+        seconds.append(perf_counter() - start + belief_time)
+    return belief, paths, seconds
 
 
 class CrossFit:
@@ -188,9 +190,9 @@ class CrossFit:
         progress: Progress | None = None,
         should_stop: Callable[[], bool] | None = None,
     ) -> None:
-        self.data, self.seed = data, seed
+        self.data, self.seed, self.folds = data, seed, folds
         self.fold = assign_folds(data, folds, seed)
-        self.folds = folds
+        self.visible = [hide_votes(data, self.fold == fold) for fold in range(folds)]
         self.candidates: list[Candidate] = []
         self.skipped: list[str] = []
         for index, strategy in enumerate(strategies):
@@ -208,9 +210,8 @@ class CrossFit:
         suited = suited_learners(self.data, strategy, learners)
         candidates = [Candidate(strategy, learner) for learner in suited]
         for fold in range(self.folds if suited else 0):
-            visible = hide_votes(self.data, self.fold == fold)
             checked = np.nonzero(self.fold[self.data.checked_rows] != fold)[0]
-            paths, seconds = _fit_paths(visible, strategy, suited, checked, self.seed)
+            _, paths, seconds = _fit_paths(self.visible[fold], strategy, suited, checked, self.seed)
             for candidate, path, spent in zip(candidates, paths, seconds, strict=True):
                 candidate.models.append(path)
                 candidate.seconds += spent
@@ -246,19 +247,35 @@ class CrossFit:
                 result[inside] = ensemble.predict(self.data.features.take(rows[inside]))
         return result
 
-    def refit(self, candidates: Sequence[Candidate], shares: Shares) -> EnsemblePredictor:
-        """Return the average of the candidates that have a share, trained on all data."""
+    def refit(self, candidates: Sequence[Candidate], shares: Shares) -> tuple[EnsemblePredictor, Array]:
+        """Return the average of the candidates that have a share, trained on all data, and the weight of each vote."""
         paths: list[list[Predictor]] = [[] for _ in candidates]
         checked = np.arange(len(self.data.checked_rows))
+        vote_weight = np.zeros(len(self.data.votes))
         for strategy in dict.fromkeys(c.strategy for c in candidates):
             members = [i for i, c in enumerate(candidates) if c.strategy is strategy and shares.share[i] > 0]
             if members:
                 learners = [candidates[i].learner for i in members]
-                fitted, seconds = _fit_paths(self.data, strategy, learners, checked, self.seed)
+                belief, fitted, seconds = _fit_paths(self.data, strategy, learners, checked, self.seed)
+                vote_weight += shares.share[members].sum() * weigh_votes(self.data, belief)
                 for i, path, spent in zip(members, fitted, seconds, strict=True):
                     paths[i] = path
                     candidates[i].seconds += spent
-        return build_ensemble(self.data, paths, shares)
+        return build_ensemble(self.data, paths, shares), vote_weight
+
+
+def weigh_votes(data: TrainingData, belief: Belief) -> Array:
+    """Return how much each vote counts in a belief, at most 1."""
+    if belief.vote_weight is not None:
+        return belief.vote_weight
+    row = data.votes.row
+    if data.task == "regression":
+        weight = belief.mass[row, 0]
+        return np.asarray(weight / max(weight.max(initial=0.0), 1e-12))
+    label = data.votes.label.astype(np.intp)
+    if belief.posterior is None:
+        return np.minimum(belief.mass[row, label], 1.0)
+    return np.asarray(belief.posterior[row, label] * belief.posterior[row].max(1) ** 2)
 
 
 def suited_learners(data: TrainingData, strategy: Strategy, learners: Sequence[Learner]) -> list[Learner]:
@@ -285,13 +302,6 @@ def build_ensemble(data: TrainingData, paths: Sequence[Sequence[Predictor]], sha
 def empty_prediction(data: TrainingData, rows: int) -> Array:
     """Return zeros of the shape of predictions."""
     return np.zeros((rows, data.num_classes) if data.task == "classification" else rows)
-
-
-def consensus(data: TrainingData) -> tuple[Array, Array]:
-    """Return the rows that have votes, and the label with most votes (the mean in regression)."""
-    mass = Nothing().belief(data, np.zeros(0, dtype=np.intp)).mass
-    rows = np.unique(data.votes.row)
-    return rows, mass[rows].argmax(1) if data.task == "classification" else mass[rows, 1]
 
 
 def _judges(data: TrainingData) -> tuple[Array, Array]:
@@ -321,28 +331,32 @@ def standardize(data: TrainingData) -> tuple[TrainingData, float, float]:
 
 
 def compare(
-    task: str, labels: Array, nothing: Array, recommended: Array, trusted: Array | None, scale: float, best: str
+    fit: CrossFit,
+    candidates: Sequence[Candidate],
+    baseline: Sequence[Candidate],
+    out_of_fold: Array,
+    scale: float,
+    best: str,
 ) -> Comparison:
-    """Return how doing nothing and the recommended choice do on the same rows."""
-    if task == "classification":
-        right = recommended.argmax(1) == labels
-        before = nothing.argmax(1) == labels
+    """Return how doing nothing and the recommended choice do on checked rows that chose neither."""
+    rows, labels = fit.judge_rows, fit.judge_labels
+    trusted = [c for c in candidates if isinstance(c.strategy, TrustedOnly)]
 
-        def accuracy(hits: Array) -> Estimate:
-            return wilson(float(hits.mean()), len(hits))
+    def held_out(group: Sequence[Candidate]) -> Array:
+        return fit.predict(group, fit.judge(group)[1], rows)
 
-        only = None if trusted is None else accuracy(trusted.argmax(1) == labels)
-        gain = paired_difference(before, right)
-        return Comparison("accuracy", len(labels), accuracy(before), accuracy(right), gain, best, only)
-    errors = np.stack([(nothing - labels) ** 2, (recommended - labels) ** 2], 1) * scale**2
-
-    def rmse(values: Array) -> Estimate:
-        return bootstrap(values[:, None], lambda mean: np.sqrt(mean[:, 0]))
-
-    gain = bootstrap(errors, lambda mean: np.sqrt(mean[:, 0]) - np.sqrt(mean[:, 1]))
-    only = None if trusted is None else rmse((trusted - labels) ** 2 * scale**2)
-    name = "root mean squared error"
-    return Comparison(name, len(labels), rmse(errors[:, 0]), rmse(errors[:, 1]), gain, best, only)
+    predictions = [held_out(baseline), out_of_fold[rows], *([held_out(trusted)] if trusted else [])]
+    if fit.data.task == "classification":
+        right = [p.argmax(1) == labels for p in predictions]
+        accuracy = [wilson(float(hits.mean()), len(hits)) for hits in right]
+        gain = paired_difference(right[0], right[1])
+        name, values = "accuracy", accuracy
+    else:
+        squared = np.stack([(p - labels) ** 2 for p in predictions], 1) * scale**2
+        values = [bootstrap(squared[:, [i]], lambda mean: np.sqrt(mean[:, 0])) for i in range(len(predictions))]
+        gain = bootstrap(squared, lambda mean: np.sqrt(mean[:, 0]) - np.sqrt(mean[:, 1]))
+        name = "root mean squared error"
+    return Comparison(name, len(rows), values[0], values[1], gain, best, values[2] if trusted else None)
 
 
 def fit_data(
@@ -369,57 +383,55 @@ def fit_data(
     Raises:
         ValueError: There is nothing to learn from.
     """
-    check_data(data, folds)
+    check_data(data)
     original = data
     data, offset, scale = standardize(data)
+    data = replace(data, features=replace(data.features, index=np.arange(len(data.features))))
     learners = default_learners(data) if learners is None else learners
     strategies = default_strategies(data) if strategies is None else strategies
     if len(data.checked_rows) == 0:
         strategies = ()
-    has_votes = len(data.votes) > 0
-    everything = [*([Nothing()] if has_votes else []), *strategies]
-    fit = CrossFit(data, everything, learners, folds=folds, seed=seed, progress=progress, should_stop=should_stop)
+    baseline_strategy = [Nothing()] if len(data.votes) else []
+    fit = CrossFit(
+        data,
+        [*baseline_strategy, *strategies],
+        learners,
+        folds=folds,
+        seed=seed,
+        progress=progress,
+        should_stop=should_stop,
+    )
     baseline = [c for c in fit.candidates if not c.strategy.uses_checked_labels]
     candidates = [c for c in fit.candidates if c.strategy.uses_checked_labels] or baseline
     shares, by_fold = fit.judge(candidates)
-    predictor = fit.refit(candidates, shares)
     out_of_fold = fit.predict(candidates, by_fold)
     scores = _scores(fit, candidates, shares, scale)
-
+    lasting = [c for c in candidates if c.learner.predicts_new_rows]
+    if not lasting:
+        raise ValueError("No learner can predict new rows. Pass one in learners= beside pred_probs.")
+    predictor, vote_weight = fit.refit(lasting, shares if lasting == candidates else fit.judge(lasting)[0])
     comparison = None
     if len(data.checked_rows) and baseline:
-        rows, labels = fit.judge_rows, fit.judge_labels
-        trusted = [c for c in candidates if isinstance(c.strategy, TrustedOnly)]
-
-        def held_out(group: list[Candidate]) -> Array:
-            return fit.predict(group, fit.judge(group)[1], rows)
-
-        comparison = compare(
-            data.task,
-            labels,
-            held_out(baseline),
-            out_of_fold[rows],
-            held_out(trusted) if trusted else None,
-            scale,
-            f"{scores[0].strategy}, {scores[0].learner}",
-        )
+        best = f"{scores[0].strategy}, {scores[0].learner}"
+        comparison = compare(fit, candidates, baseline, out_of_fold, scale, best)
+    diagnosis = diagnose(data, out_of_fold, fit.fold, seed, scale)
     return DataFit(
         data=original,
         predictor=replace(predictor, offset=offset, scale=scale),
         candidates=scores,
         out_of_fold=out_of_fold * scale + offset,
-        posterior=out_of_fold * scale + offset,
-        vote_weight=np.ones(len(data.votes)),
-        groups=None,
-        confusion=None,
-        group_confusion=None,
-        noise_rate=None,
+        posterior=diagnosis.posterior * scale + offset,
+        vote_weight=vote_weight,
+        groups=diagnosis.groups,
+        confusion=diagnosis.confusion,
+        group_confusion=diagnosis.group_confusion,
+        noise_rate=diagnosis.noise_rate,
         comparison=comparison,
         skipped=tuple(fit.skipped),
     )
 
 
-def check_data(data: TrainingData, folds: int) -> None:
+def check_data(data: TrainingData) -> None:
     """Raise ValueError if the data cannot be learned from."""
     if len(data.votes) == 0 and len(data.checked_rows) == 0:
         raise ValueError("No row has a label. Give labels, or checked labels, or both.")
