@@ -6,6 +6,7 @@ from importlib.util import find_spec
 
 EXTRAS = {
     "data": ("PIL", "jinja2", "markupsafe", "pandas", "rich", "scipy", "sklearn", "threadpoolctl", "typer"),
+    "dask": ("dask",),
     "parquet": ("pyarrow",),
     "tensorboard": ("tensorboard",),
 }
