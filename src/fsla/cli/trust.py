@@ -78,7 +78,7 @@ def clean(
 
     Writes issues.csv, cleaned.csv, weights.csv (with --group), model.safetensors, summary.json and report.html.
     """
-    from fsla.data._estimators import HyperCleaner
+    from fsla.data._legacy import HyperCleaner
     from fsla.data._reading import Columns
 
     options = _options("dense" if demo and model == "auto" else model, budget, seed, device)
@@ -122,7 +122,7 @@ def weigh(
     Writes weights.csv, cleaned.csv, model.safetensors, summary.json and report.html.
     """
     from fsla.data import _demo as digits
-    from fsla.data._estimators import DataWeigher
+    from fsla.data._legacy import DataWeigher
     from fsla.data._reading import Columns
 
     options = _options("dense" if demo and model == "auto" else model, budget, seed, device)
@@ -144,7 +144,7 @@ def weigh(
 def _demo(out: Path, options: dict[str, Any]) -> None:
     """Cleans digits with errors made on purpose, and says how well that went."""
     from fsla.data import _demo as digits
-    from fsla.data._estimators import HyperCleaner
+    from fsla.data._legacy import HyperCleaner
 
     demo = digits.make()
     job = demo.job

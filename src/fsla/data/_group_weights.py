@@ -191,7 +191,7 @@ class GroupWeightProblem:
 
         A row of C classes has C - 1 free residuals, so the variance of one is the summed error over C - 1.
         """
-        return max(1, self.num_outputs - 1) / (2 * max(loss, 1e-3))
+        return float(max(1, self.num_outputs - 1) / (2 * max(loss, 1e-3)))
 
     def residuals(self, x: Array, *, jacobian: bool = True) -> tuple[Array, Array | None]:
         """Return held-out residuals times the square root of the row weight, and their derivatives in x."""

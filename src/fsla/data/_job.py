@@ -24,9 +24,9 @@ from fsla._files import (
 )
 from fsla._locks import locked
 from fsla.data._decisions import DROPPED, suspect
-from fsla.data._estimators import DataWeigher, HyperCleaner
 from fsla.data._finding import Facts, Group, LeftOut, lines
 from fsla.data._inputs import Array
+from fsla.data._legacy import DataWeigher, HyperCleaner
 from fsla.data._reading import Columns, Given, read
 from fsla.data._report import render
 from fsla.data._tables import dropped

@@ -153,7 +153,7 @@ class LinearLearner(Learner):
 class FineTunedLinearLearner(Learner):
     """A linear model trained on the belief, then on checked rows with a penalty on the distance."""
 
-    name = "linear, fine-tuned"
+    name = "linear_fine_tuned"
     is_linear = True
     fine_tunes = True
 

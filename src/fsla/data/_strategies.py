@@ -134,7 +134,7 @@ class Nothing(Strategy):
 class TrustedOnly(Strategy):
     """Train on checked rows alone."""
 
-    name = "trusted only"
+    name = "trusted_only"
 
     def supports(self, data: TrainingData) -> bool:
         """Return whether there are checked rows."""
@@ -148,7 +148,7 @@ class TrustedOnly(Strategy):
 class AllData(Strategy):
     """Train on every vote, with checked rows weighted up."""
 
-    name = "all data"
+    name = "all_data"
 
     def belief(self, data: TrainingData, checked: Array) -> Belief:
         """Return every vote with weight 1."""
@@ -162,7 +162,7 @@ class DropGroups(Strategy):
     a row, else the skill on checked rows of a ridge trained on the group alone. Half of the best score is enough.
     """
 
-    name = "drop groups"
+    name = "drop_groups"
     keep_from: ClassVar[float] = 0.5
 
     def supports(self, data: TrainingData) -> bool:
@@ -228,7 +228,7 @@ def crowd_accuracy(data: TrainingData, checked: Array) -> Array:
 class GroupWeighting(Strategy):
     """Weigh groups in closed form: a ridge inside, held-out checked rows outside."""
 
-    name = "group weights"
+    name = "group_weights"
     linear_only = True
 
     def supports(self, data: TrainingData) -> bool:
@@ -248,7 +248,7 @@ class GroupWeighting(Strategy):
 class LabelCorrection(Strategy):
     """Correct labels by EM with a confusion matrix for each group and a model of the features."""
 
-    name = "label correction"
+    name = "label_correction"
 
     def supports(self, data: TrainingData) -> bool:
         """Return whether labels are classes."""
@@ -269,7 +269,7 @@ def corrected_belief(data: TrainingData, fit: CrowdFit) -> Belief:
 class CheckedAccuracies(Strategy):
     """Correct labels by EM with the groups' accuracies fixed to those on checked rows."""
 
-    name = "label correction, fixed accuracies"
+    name = "label_correction_fixed_accuracies"
     linear_only = True
 
     def supports(self, data: TrainingData) -> bool:
@@ -284,7 +284,7 @@ class CheckedAccuracies(Strategy):
 class ScoreCorrection(Strategy):
     """Correct numbers by EM with bias, slope and variance of each group."""
 
-    name = "score correction"
+    name = "score_correction"
 
     def supports(self, data: TrainingData) -> bool:
         """Return whether labels are numbers."""
@@ -301,7 +301,7 @@ class ScoreCorrection(Strategy):
 class CorrectedGroupWeighting(Strategy):
     """Correct labels by EM, then weigh groups in closed form. For one label a row."""
 
-    name = "label correction, group weights"
+    name = "group_weights+label_correction"
     linear_only = True
 
     def supports(self, data: TrainingData) -> bool:
