@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from fsla.data._learners import FineTunedLinearLearner, LinearLearner
 from fsla_benchmarks.data.experiment import BY_CV, PRODUCT, REPORTED_SEEDS, TUNING_SEEDS
 from fsla_reproduction.folder import Record
 from fsla_reproduction.report import table
@@ -15,9 +16,9 @@ from fsla_reproduction.report import table
 BARS = ("own CV", "tuned", "hindsight")
 """Alternatives picked by cross-validation, by their score on the tuning seeds, or by their test score."""
 FIXED = (
-    ("nothing", "nothing", "linear"),
-    ("trusted alone", "trusted alone", "linear"),
-    ("fine-tuned", "all + trusted", "linear, fine-tuned"),
+    ("nothing", "nothing", LinearLearner.name),
+    ("trusted alone", "trusted alone", LinearLearner.name),
+    ("fine-tuned", "all + trusted", FineTunedLinearLearner.name),
 )
 """Column, method and learner of alternatives that are shown on each line."""
 MARGIN = 0.01
