@@ -11,7 +11,7 @@ from fsla.data._dataset import Features, TrainingData, Votes
 from fsla.data._learners import FineTunedLinearLearner, LinearLearner
 from fsla_benchmarks.cli import bench
 from fsla_benchmarks.data import alternatives, experiment, measures, report
-from fsla_benchmarks.data.experiment import BY_CV, PRODUCT, DataSpec, run_alternatives
+from fsla_benchmarks.data.experiment import BY_CV, BY_CV_SCORE, PRODUCT, DataSpec, run_alternatives
 from fsla_benchmarks.data.mixed import bundled
 from fsla_benchmarks.data.plot import draw
 from fsla_benchmarks.data.sets import SETS, available_sets, draw_problem, parse_numbers
@@ -221,11 +221,13 @@ def test_run_alternatives_own_cv_is_the_lowest_held_out_loss():
     """The careful user picks by checked rows alone, and pays for trying everything."""
     problem = draw_problem("wine", 50, 0)
     records = run_alternatives(problem, 0, lambda fraction: None)
-    *singles, chosen = records
+    *singles, chosen, by_score = records
     best = min(singles, key=lambda record: record["held_out_loss"])
     assert chosen["method"] == BY_CV
     assert chosen["picked"] == report.label(best)
     assert chosen["score"] == best["score"]
+    assert by_score["method"] == BY_CV_SCORE
+    assert by_score["held_out_score"] == max(record["held_out_score"] for record in singles)
     assert chosen["seconds"] == pytest.approx(sum(record["seconds"] for record in singles))
     names = {record["method"] for record in singles}
     assert names == {a.name for a in alternatives.ALTERNATIVES if a.suits(problem.data)}

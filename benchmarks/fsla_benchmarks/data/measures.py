@@ -18,6 +18,13 @@ def row_losses(task: Task, predicted: Array, labels: Array) -> Array:
     return np.asarray((predicted - labels) ** 2)
 
 
+def score(task: Task, predicted: Array, labels: Array) -> float:
+    """Return the accuracy, or R2 in regression."""
+    if task == "classification":
+        return float((predicted.argmax(1) == labels).mean())
+    return float(1 - ((predicted - labels) ** 2).mean() / labels.var())
+
+
 def score_predictions(task: Task, predicted: Array, labels: Array, held_out_loss: float) -> dict[str, float]:
     """Return the score (accuracy, or R2 in regression) and the mean log-likelihood of test rows.
 
@@ -29,10 +36,10 @@ def score_predictions(task: Task, predicted: Array, labels: Array, held_out_loss
     """
     losses = row_losses(task, predicted, labels)
     if task == "classification":
-        return {"score": float((predicted.argmax(1) == labels).mean()), "log_likelihood": float(-losses.mean())}
+        return {"score": score(task, predicted, labels), "log_likelihood": float(-losses.mean())}
     variance = max(held_out_loss, 1e-9)
     log_likelihood = -0.5 * (np.log(2 * np.pi * variance) + losses.mean() / variance)
-    return {"score": float(1 - losses.mean() / labels.var()), "log_likelihood": float(log_likelihood)}
+    return {"score": score(task, predicted, labels), "log_likelihood": float(log_likelihood)}
 
 
 def auroc(suspicion: Array, positive: Array) -> float | None:

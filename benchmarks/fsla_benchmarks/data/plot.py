@@ -8,11 +8,12 @@ from pathlib import Path
 import numpy as np
 
 from fsla_benchmarks.data.report import BARS, MARGIN, Line
-from fsla_reproduction.plots.style import CG, FSLA, NS, figure
+from fsla_reproduction.plots.style import BP, CG, FSLA, NS, figure
 
-_STYLE = {"own CV": (FSLA, "o"), "tuned": (CG, "s"), "hindsight": (NS, "D")}
+_STYLE = {"own CV": (FSLA, "o"), "own CV, accuracy": (BP, "^"), "tuned": (CG, "s"), "hindsight": (NS, "D")}
 _NAMES = {
     "own CV": "against a careful user's cross-validation",
+    "own CV, accuracy": "against the same by accuracy",
     "tuned": "against the alternative that is best on other seeds",
     "hindsight": "against the alternative that is best on the test set",
 }
@@ -27,7 +28,7 @@ def draw(path: Path, lines: Sequence[Line]) -> list[Path]:
         axes.axvspan(-MARGIN, MARGIN, color="#eeeeee", zorder=0)
         axes.axvline(0, color="black", linewidth=1)
         places = np.arange(len(lines))
-        for offset, bar in zip((-0.25, 0, 0.25), BARS, strict=True):
+        for offset, bar in zip((-0.3, -0.1, 0.1, 0.3), BARS, strict=True):
             colour, marker = _STYLE[bar]
             shown = [(place, line.gains[bar]) for place, line in zip(places, lines, strict=True) if bar in line.gains]
             axes.errorbar(

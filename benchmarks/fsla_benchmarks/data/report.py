@@ -9,12 +9,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fsla.data._learners import FineTunedLinearLearner, LinearLearner
-from fsla_benchmarks.data.experiment import BY_CV, PRODUCT, REPORTED_SEEDS, TUNING_SEEDS
+from fsla_benchmarks.data.experiment import BY_CV, BY_CV_SCORE, PRODUCT, REPORTED_SEEDS, TUNING_SEEDS
 from fsla_reproduction.folder import Record
 from fsla_reproduction.report import table
 
-BARS = ("own CV", "tuned", "hindsight")
-"""Alternatives picked by cross-validation, by their score on the tuning seeds, or by their test score."""
+BARS = ("own CV", "own CV, accuracy", "tuned", "hindsight")
+"""Alternatives picked by held-out loss, by held-out accuracy, by other seeds, by their test score."""
 FIXED = (
     ("nothing", "nothing", LinearLearner.name),
     ("trusted alone", "trusted alone", LinearLearner.name),
@@ -93,7 +93,9 @@ def compare(
             continue
         common = product.keys() & methods[BY_CV].keys()
         alternatives = {
-            name: values for name, values in methods.items() if name not in (PRODUCT, BY_CV) and common <= values.keys()
+            name: values
+            for name, values in methods.items()
+            if name not in (PRODUCT, BY_CV, BY_CV_SCORE) and common <= values.keys()
         }
         if not common or not alternatives:
             continue
@@ -103,7 +105,10 @@ def compare(
         before = {name: np.mean(list(values.values())) for name, values in tuning[key].items() if name in mean}
         if before:
             best["tuned"] = max(before, key=lambda name: float(before[name]))
-        against = {"own CV": methods[BY_CV]} | {bar: alternatives[name] for bar, name in best.items()}
+        against = {"own CV": methods[BY_CV]}
+        if common <= methods.get(BY_CV_SCORE, {}).keys():
+            against["own CV, accuracy"] = methods[BY_CV_SCORE]
+        against |= {bar: alternatives[name] for bar, name in best.items()}
         fixed = {
             column: mean[f"{method} / {learner}"]
             for column, method, learner in FIXED
@@ -162,7 +167,7 @@ def signed(value: Gain | None) -> str | None:
 
 def write_comparison(lines: Sequence[Line]) -> str:
     """Return the main table as Markdown."""
-    head = ["set", "checked", "seeds", "fsla", "own CV", "tuned alternative", "best in hindsight"]
+    head = ["set", "checked", "seeds", "fsla", "own CV", "own CV, accuracy", "tuned alternative", "best in hindsight"]
     head += [column for column, _, _ in FIXED] + [f"fsla - {bar}" for bar in BARS]
     rows = [
         [
@@ -171,6 +176,7 @@ def write_comparison(lines: Sequence[Line]) -> str:
             len(line.seeds),
             number(line.product),
             number(line.bars["own CV"]),
+            number(line.bars.get("own CV, accuracy")),
             f"{number(line.bars['tuned'])} {line.labels['tuned']}" if "tuned" in line.bars else None,
             f"{number(line.bars['hindsight'])} {line.labels['hindsight']}",
             *(number(line.fixed.get(column)) for column, _, _ in FIXED),
