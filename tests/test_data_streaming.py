@@ -1,13 +1,12 @@
 """Group weights of data larger than memory: one pass gives what all rows in memory give."""
 
-import sys
-
 import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as parquet
 import pytest
 
+from fsla import _extras
 from fsla.data import _streaming as streaming
 from fsla.data import weigh_groups
 from fsla.data._group_weights import GroupStatistics, encode_targets, fit_group_weights
@@ -212,10 +211,13 @@ def test_weigh_groups_whole_numbers_few_values_are_classes():
     np.testing.assert_allclose(as_numbers.weight, weigh(rows, trusted).weight, atol=1e-12)
 
 
-def test_weigh_groups_without_pyarrow_names_the_package(tmp_path, monkeypatch):
-    """The module is an extra: who lacks it must read its name, not a traceback of an import deep inside."""
-    (tmp_path / "rows.parquet").touch()
-    _, trusted = make_rows("classification")
-    monkeypatch.setitem(sys.modules, "pyarrow", None)
-    with pytest.raises(ModuleNotFoundError, match="pyarrow"):
-        weigh(tmp_path / "rows.parquet", trusted)
+@pytest.mark.parametrize("extra", ["parquet", "dask"])
+def test_weigh_groups_without_extra_says_how_to_install(extra, tmp_path, monkeypatch):
+    """Both modules are extras: who lacks one must read what to type, not a traceback of an import deep inside."""
+    rows, trusted = make_rows("classification")
+    path = tmp_path / "rows.parquet"
+    rows.to_parquet(path)
+    source = path if extra == "parquet" else pytest.importorskip("dask.dataframe").from_pandas(rows, npartitions=2)
+    monkeypatch.setitem(_extras.EXTRAS, extra, ("missing_module",))
+    with pytest.raises(ImportError, match=rf"missing_module is not installed.*pip install 'fsla\[{extra}\]'"):
+        weigh(source, trusted)

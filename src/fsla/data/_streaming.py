@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
-from fsla._extras import require
+from fsla._extras import install_hint, require
 from fsla.data._dataset import Array, Task
 from fsla.data._group_weights import (
     MAX_ENTRIES,
@@ -282,10 +282,18 @@ def open_dataset(path: Path) -> Any:
     """Return a Parquet file, or a folder of them with partitions in names such as `group=A`, as a dataset."""
     if not path.exists():
         raise FileNotFoundError(f"Cannot read {path}: no such file or folder.")
-    require("parquet")
+    _need("parquet")
     import pyarrow.dataset as parquet
 
     return parquet.dataset(path, format="parquet", partitioning="hive")
+
+
+def _need(extra: str) -> None:
+    """Raise ImportError with the command that installs an extra, if it is missing."""
+    try:
+        require(extra)
+    except ModuleNotFoundError as error:
+        raise ImportError(f"Cannot weigh these groups. {install_hint(error)}") from error
 
 
 # --- One pass --------------------------------------------------------------------------------------------------------
@@ -317,7 +325,7 @@ def merge_sums(parts: Sequence[GroupSums]) -> GroupSums:
 
 def sum_dask(frame: Any, columns: Columns) -> GroupSums:
     """Return the sums of a `dask.dataframe`, as a tree reduction on its cluster."""
-    require("dask")
+    _need("dask")
     from dask.base import compute
     from dask.delayed import delayed
 
@@ -345,7 +353,7 @@ def read_trusted(trusted: str | Path | pd.DataFrame) -> pd.DataFrame:
         return trusted
     path = Path(trusted)
     if path.suffix.lower() in (".parquet", ".pq"):
-        require("parquet")
+        _need("parquet")
         import pyarrow.parquet as parquet
 
         return parquet.read_table(path).to_pandas()
@@ -453,7 +461,7 @@ def weigh_groups(
 
     Raises:
         ValueError: A column is missing, not numeric, or too few rows are trusted.
-        ModuleNotFoundError: pyarrow or dask is not installed.
+        ImportError: pyarrow or dask is not installed.
 
     Example:
         >>> import numpy as np, pandas as pd
