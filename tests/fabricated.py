@@ -61,7 +61,7 @@ def fabricate(
     true = rng.integers(3, size=n)
     group = np.arange(n) % 3
     wrong = (group == 2) & (rng.random(n) < noise)
-    given = np.where(wrong, (true + 1) % 3, true)
+    given_code = np.where(wrong, (true + 1) % 3, true)
     x = rng.standard_normal((n, 2))
     table = pd.DataFrame(
         {
@@ -69,14 +69,14 @@ def fabricate(
             "b": [f"{v:.3f}" for v in x[:, 1]],
             "note": texts if texts is not None else [f"text {i}" for i in range(n)],
             "source": GROUPS[group],
-            label: CLASSES[given],
+            label: CLASSES[given_code],
         }
     )
     checked_rows = np.arange(checked)
     data = TrainingData(
         task="classification",
         features=Features(np.c_[x, np.ones(n)]),
-        votes=Votes(np.arange(n), group, given),
+        votes=Votes(np.arange(n), group, given_code),
         group_names=GROUPS,
         checked_rows=checked_rows,
         checked_labels=true[:checked],
@@ -109,7 +109,7 @@ def fabricate(
             "closed_form",
             Estimate(0.7, 0.6, 0.8),
         )
-    share = float(wrong.mean())
+    wrong_share = float(wrong.mean())
     fit = DataFit(
         data=data,
         predictor=Predictor(rng.standard_normal((3, 3))),
@@ -123,7 +123,7 @@ def fabricate(
         groups=groups,
         confusion=np.array([[0.8, 0.2, 0.0], [0.0, 0.8, 0.2], [0.2, 0.0, 0.8]]),
         group_confusion=None,
-        noise_rate=Estimate(share, max(0.0, share - 0.06), share + 0.06) if checked else None,
+        noise_rate=Estimate(wrong_share, max(0.0, wrong_share - 0.06), wrong_share + 0.06) if checked else None,
         comparison=comparison,
     )
     loaded = SimpleNamespace(

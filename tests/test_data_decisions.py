@@ -121,9 +121,9 @@ def test_corrections_that_break_checked_labels_are_not_made():
 def test_facts_reconcile_flags_with_an_estimate_that_lies_elsewhere(flagged_share, text):
     """Flags and the estimate come from different rules."""
     _, fit = fabricate("better")
-    share = float(np.mean(fit.posterior.argmax(1)[40:] != given_labels(fit.data)[40:])) * 80 / 120
-    rate = share + flagged_share
-    figures = figures_of(noise_rate=Estimate(rate, max(rate - 0.05, 0), rate + 0.05), num_issues=round(120 * share))
+    flagged = float(np.mean(fit.posterior.argmax(1)[40:] != given_labels(fit.data)[40:])) * 80 / 120
+    rate = flagged + flagged_share
+    figures = figures_of(noise_rate=Estimate(rate, max(rate - 0.05, 0), rate + 0.05), num_issues=round(120 * flagged))
     assert text in "\n".join(write_facts(figures))
 
 

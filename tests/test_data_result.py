@@ -266,12 +266,12 @@ def test_all_written_files_are_declared(tmp_path):
 def test_model_that_cannot_be_saved_is_said_and_all_else_is_written(tmp_path):
     """A module of the user's own has no state that fsla can read back."""
 
-    class Own(Predictor):
+    class MyNet(Predictor):
         def to_state(self):
             raise ValueError("MyNet is no model of fsla.")
 
     loaded, fit = fabricate("better")
-    object.__setattr__(fit, "predictor", Own(fit.predictor.table))
+    object.__setattr__(fit, "predictor", MyNet(fit.predictor.table))
     result = build_result(loaded, fit, relabel="sure", review=5, seed=0, inputs={})
     assert result.facts[-1] == "model.safetensors is not written: MyNet is no model of fsla."
     result.save(tmp_path / "out")

@@ -278,9 +278,9 @@ def _describe_gain(gain: Estimate, metric: str) -> str:
     return f"squared error without it {-gain.value:+.3g} ({-gain.high:+.3g} to {-gain.low:+.3g})"
 
 
-def percent(share: float) -> str:
+def percent(fraction: float) -> str:
     """Return a share as text."""
-    return f"{100 * share:.0f} %"
+    return f"{100 * fraction:.0f} %"
 
 
 def percent_range(estimate: Estimate) -> str:

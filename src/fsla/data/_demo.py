@@ -41,21 +41,23 @@ def make_demo(seed: int = 0) -> Demo:
     true = digits.target[order]
     count = len(true) - TEST
     source = np.arange(count) % len(SOURCES)
-    given = true[:count].copy()
+    given_label = true[:count].copy()
     rate = np.array([0.03, 0.03, 0.03, 0.5, 0.0, 0.9])[source]
     typo = rng.random(count) < rate
-    given[typo] = (given[typo] + rng.integers(1, 10, size=int(typo.sum()))) % 10
-    given[source == 4] = (given[source == 4] + 1) % 10
+    given_label[typo] = (given_label[typo] + rng.integers(1, 10, size=int(typo.sum()))) % 10
+    given_label[source == 4] = (given_label[source == 4] + 1) % 10
     checked = np.full(count, "", dtype=object)
     rows = rng.permutation(count)[:CHECKED]
     checked[rows] = true[rows].astype(str)
     table = pixels.iloc[:count].assign(
         name=[f"digit-{i:04d}" for i in range(count)],
         source=np.array(SOURCES)[source],
-        digit=given,
+        digit=given_label,
         checked=checked,
     )
-    return Demo(table, given != true[:count], pixels.iloc[count:].reset_index(drop=True), true[count:].astype(str))
+    return Demo(
+        table, given_label != true[:count], pixels.iloc[count:].reset_index(drop=True), true[count:].astype(str)
+    )
 
 
 class DemoScore(NamedTuple):

@@ -118,8 +118,8 @@ def _space(line: str) -> str:
     return line.replace(" %", "\u00a0%")
 
 
-def _percent(share: float, digits: int = 0) -> str:
-    return f"{100 * share:.{digits}f}\u00a0%"
+def _percent(fraction: float, digits: int = 0) -> str:
+    return f"{100 * fraction:.{digits}f}\u00a0%"
 
 
 def _origin_name(result: CleaningResult) -> str:
@@ -144,13 +144,12 @@ def _pictures(result: CleaningResult) -> list[dict[str, Any]]:
         title = f"{comparison.metric} on {comparison.rows} checked rows"
         pictures.append(_picture(title, entries, sign_of(comparison.gain), comparison.metric == "accuracy"))
     if correction is not None and correction.fixed + correction.broken:
-        shares = [
-            wilson(count / correction.rows, correction.rows)
-            for count in (correction.right_before, correction.right_after)
+        rows = correction.rows
+        entries = [
+            ("Labels as they are", wilson(correction.right_before / rows, rows)),
+            ("Corrected labels", wilson(correction.right_after / rows, rows)),
         ]
-        entries = list(zip(("Labels as they are", "Corrected labels"), shares, strict=True))
-        title = f"right labels of {correction.rows} checked rows"
-        pictures.append(_picture(title, entries, correction.effect, True))
+        pictures.append(_picture(f"right labels of {rows} checked rows", entries, correction.effect, True))
     return pictures
 
 
@@ -232,9 +231,9 @@ def _confusions(confusion: pd.DataFrame) -> tuple[list[dict[str, Any]], list[dic
     values = confusion.to_numpy()
     pairs = [(values[i, j], i, j) for i in range(len(names)) for j in range(len(names)) if i != j]
     mixups = [
-        {"share": _percent(share), "true": names[i], "given": names[j]}
-        for share, i, j in sorted(pairs, key=lambda pair: -pair[0])[:MIXUPS]
-        if share >= FREQUENT
+        {"share": _percent(rate), "true": names[i], "given": names[j]}
+        for rate, i, j in sorted(pairs, key=lambda pair: -pair[0])[:MIXUPS]
+        if rate >= FREQUENT
     ]
     if len(names) > HEAT_CLASSES:
         return [], mixups
@@ -246,7 +245,7 @@ def _confusions(confusion: pd.DataFrame) -> tuple[list[dict[str, Any]], list[dic
 
 
 def _card(row: dict[str, Any], number: int, result: CleaningResult) -> dict[str, Any]:
-    given, suggested = row["given_label"], row["suggested_label"]
+    given_text, suggested = row["given_label"], row["suggested_label"]
     cells = row.get("cells") or {}
     picture = row.get("image")
     text = row.get("text")
@@ -255,23 +254,25 @@ def _card(row: dict[str, Any], number: int, result: CleaningResult) -> dict[str,
         "row": row["row"],
         "id": _cut(str(row["id"]), 60),
         "group": row.get("group", ""),
-        "given": _label_text(given),
+        "given": _label_text(given_text),
         "reason": _space(str(row["reason"])),
         "picture": Markup(base64.b64encode(picture).decode("ascii")) if isinstance(picture, bytes) else "",
         "text": _cut(text, TEXT) if isinstance(text, str) else "",
         "cells": [(_cut(str(name), CELL), _cut(str(cell), CELL)) for name, cell in cells.items() if cell][:CELLS],
-        "choices": _choices(given, suggested, result),
+        "choices": _choices(given_text, suggested, result),
     }
 
 
-def _choices(given: Any, suggested: Any, result: CleaningResult) -> list[dict[str, Any]]:
-    """Return a button a class; with many classes (or numbers) one for the given and one for the suggested label."""
-    given, suggested = _label_text(given), _label_text(suggested)
+def _choices(given_text: Any, suggested: Any, result: CleaningResult) -> list[dict[str, Any]]:
+    """Return a button a class; with many classes (or numbers) one for the given and one for the suggested one."""
+    given_text, suggested = _label_text(given_text), _label_text(suggested)
     if result.task == "classification" and len(result.classes) <= KEYED_CLASSES:
         labels = list(result.classes)
     else:
-        labels = list(dict.fromkeys(label for label in (given, suggested) if label))
-    notes = {given: "given", suggested: "suggested"} | ({given: "given, suggested"} if given == suggested else {})
+        labels = list(dict.fromkeys(label for label in (given_text, suggested) if label))
+    notes = {given_text: "given", suggested: "suggested"} | (
+        {given_text: "given, suggested"} if given_text == suggested else {}
+    )
     return [
         {
             "value": _attribute(label),
@@ -295,8 +296,8 @@ def _review_data(result: CleaningResult) -> Markup:
     """Return what the script needs to write reviewed.csv."""
     names = ("row", "id", "given_label", "is_random")
     rows = [
-        {"row": row, "id": str(name), "given": _label_text(given), "random": random}
-        for row, name, given, random in zip(*(result.review[name].tolist() for name in names), strict=True)
+        {"row": row, "id": str(name), "given": _label_text(given_text), "random": random}
+        for row, name, given_text, random in zip(*(result.review[name].tolist() for name in names), strict=True)
     ]
     header = ["row", "id", "given_label", "checked_label", "is_random"]
     content = json.dumps({"header": header, "rows": rows})
@@ -309,17 +310,17 @@ def _snippet(result: CleaningResult) -> str:
     names = [str(name) for name in roles.loc[roles["role"].isin(["feature", "text", "image"]), "column"]]
     features = repr(names[0]) if len(names) == 1 else str(names) if len(names) <= 12 else "features"
     label = repr(str(result.inputs["label"]))
-    own = (
+    training = (
         "# Train a model of your own on the cleaned rows, with a weight each:\n"
         'rows = pd.read_csv("cleaned.csv")\n'
         f'your_model.fit(rows[{features}], rows[{label}], sample_weight=rows["sample_weight"])'
     )
     if result.model.unsaved_part() is not None:
-        return f"import pandas as pd\n{own}"
+        return f"import pandas as pd\n{training}"
     return (
         "import pandas as pd, fsla\n"
         'model = fsla.data.load_model("model.safetensors")\n'
-        'print(model.predict(pd.read_csv("new.csv")))  # takes the columns of the table\n\n' + own
+        'print(model.predict(pd.read_csv("new.csv")))  # takes the columns of the table\n\n' + training
     )
 
 
@@ -340,7 +341,7 @@ def _candidates(result: CleaningResult) -> list[dict[str, Any]]:
 def _candidate_note(result: CleaningResult) -> str:
     if result.comparison is None:
         return "Figures are measured on given labels, because no row is checked."
-    shares = result.candidates["share"]
-    sure = f"The largest share is {_percent(float(shares.max()))}" if len(shares) else ""
-    names = result.candidates.loc[shares >= 0.05, "strategy"].drop_duplicates().tolist()
+    shares_of_candidates = result.candidates["share"]
+    sure = f"The largest share is {_percent(float(shares_of_candidates.max()))}" if len(shares_of_candidates) else ""
+    names = result.candidates.loc[shares_of_candidates >= 0.05, "strategy"].drop_duplicates().tolist()
     return f"Figures are measured on held-out checked rows. {sure}; strategies that count: {join_names(names)}."

@@ -136,10 +136,12 @@ def _group_lines(figures: Figures) -> list[str]:
 
 
 def _label_lines(figures: Figures) -> list[str]:
-    look = "look wrong" if figures.task == "classification" else "lie far from the prediction"
+    appearance = "look wrong" if figures.task == "classification" else "lie far from the prediction"
     what = "labels" if figures.task == "classification" else "numbers"
-    share = figures.num_issues / max(figures.num_labeled, 1)
-    lines = [f"{figures.num_issues} of {figures.num_labeled} {what} ({percent(share)}) {look} → label_issues.csv."]
+    flagged_share = figures.num_issues / max(figures.num_labeled, 1)
+    lines = [
+        f"{figures.num_issues} of {figures.num_labeled} {what} ({percent(flagged_share)}) {appearance} → label_issues.csv."
+    ]
     rate, correction = figures.noise_rate, figures.correction
     if figures.uncovered:
         names = join_names(figures.uncovered)
@@ -149,9 +151,9 @@ def _label_lines(figures: Figures) -> list[str]:
         lines.append(
             f"Share of wrong labels: {percent(rate.value)} ({percent_range(rate)}), if {rows} are a random sample."
         )
-        if share < rate.low:
+        if flagged_share < rate.low:
             lines.append("More labels are wrong than are flagged.")
-        elif share > rate.high:
+        elif flagged_share > rate.high:
             lines.append("More labels are flagged than are wrong: some flagged labels are right.")
     if figures.task == "regression":
         return lines

@@ -62,9 +62,11 @@ def annotator_table(fit: DataFit) -> pd.DataFrame:
     labels = np.bincount(data.votes.group, minlength=data.num_groups)
     rows = []
     for g, name in enumerate(data.group_names):
-        mine = checked & (data.votes.group == g)
-        error = data.votes.label[mine] - true[data.votes.row[mine]]
-        rows.append([str(name), int(labels[g]), int(mine.sum()), *(_accuracy(error) if classifies else _bias(error))])
+        of_group = checked & (data.votes.group == g)
+        error = data.votes.label[of_group] - true[data.votes.row[of_group]]
+        rows.append(
+            [str(name), int(labels[g]), int(of_group.sum()), *(_accuracy(error) if classifies else _bias(error))]
+        )
     return pd.DataFrame(rows, columns=columns)
 
 
@@ -215,10 +217,10 @@ def _review_reason(
         gap = decisions.given_label[row] - decisions.suggested[row]
         return f"{abs(gap):.3g} {'above' if gap > 0 else 'below'} the predicted {decisions.suggested[row]:.3g}"
     quality, probability = decisions.quality[row], decisions.probability[row]
-    given, suggested = label_names(data, np.array([decisions.given_label[row], decisions.suggested[row]]))
-    if given == suggested:
-        return f"probability of {given} is {100 * quality:.0f} %, unlike the rows checked so far"
-    return f"probability of {given} is {100 * quality:.0f} %, of {suggested} {100 * probability:.0f} %"
+    given_name, suggested = label_names(data, np.array([decisions.given_label[row], decisions.suggested[row]]))
+    if given_name == suggested:
+        return f"probability of {given_name} is {100 * quality:.0f} %, unlike the rows checked so far"
+    return f"probability of {given_name} is {100 * quality:.0f} %, of {suggested} {100 * probability:.0f} %"
 
 
 def cleaned_table(table: pd.DataFrame, label: str, labels: list[Any], weight: Array, keep: Array) -> pd.DataFrame:
