@@ -139,9 +139,8 @@ def _label_lines(figures: Figures) -> list[str]:
     appearance = "look wrong" if figures.task == "classification" else "lie far from the prediction"
     what = "labels" if figures.task == "classification" else "numbers"
     flagged_share = figures.num_issues / max(figures.num_labeled, 1)
-    lines = [
-        f"{figures.num_issues} of {figures.num_labeled} {what} ({percent(flagged_share)}) {appearance} → label_issues.csv."
-    ]
+    flagged = f"{figures.num_issues} of {figures.num_labeled} {what} ({percent(flagged_share)})"
+    lines = [f"{flagged} {appearance} → label_issues.csv."]
     rate, correction = figures.noise_rate, figures.correction
     if figures.uncovered:
         names = join_names(figures.uncovered)
