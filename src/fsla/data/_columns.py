@@ -67,6 +67,8 @@ class Column:
     date_format: str = ""
     levels: int = 0
     """Distinct values that are not missing."""
+    as_category: bool = False
+    """Whether a number with few values is a category as well."""
 
 
 def describe_column(name: str, cells: Any, forced: Kind | None = None) -> Column:
@@ -203,9 +205,9 @@ def _described_number(column: Column, values: Array, rows: int, missing: int | N
     if whole and named and levels > FEW_VALUES:
         note = _joined("a code, by its name", _level_note(levels), _missing_note(missing))
         return Column(column.name, "category", note, levels=levels)
-    few = f"{levels} values, also as a category" if whole and 2 < levels <= FEW_VALUES else ""
-    note = _joined(column.note, few, _missing_note(missing))
-    return Column(column.name, "number", note, column.decimal, levels=levels)
+    few = whole and 2 < levels <= FEW_VALUES
+    note = _joined(column.note, f"{levels} values, also as a category" if few else "", _missing_note(missing))
+    return Column(column.name, "number", note, column.decimal, levels=levels, as_category=few)
 
 
 # Dates
