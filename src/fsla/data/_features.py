@@ -422,8 +422,8 @@ class _Numbers(_Block):
         mean = np.where(there, values, 0).sum(axis=0) / count
         scale = np.sqrt(np.square(np.where(there, values - mean, 0)).sum(axis=0) / count)
         scale = np.where(scale > 1e-9 * np.abs(mean), scale, np.inf)  # a constant column is 0
-        few = [name in self.few for name in frame.columns]
-        self.levels = [_levels(values[:, i]) if few[i] else np.zeros(0) for i in range(len(few))]
+        few = set(self.few)
+        self.levels = [_levels(values[:, i]) if name in few else np.zeros(0) for i, name in enumerate(frame.columns)]
         missing = np.flatnonzero(~there.all(axis=0) & there.any(axis=0))
         self.arrays = {"mean": mean, "scale": scale, "missing": missing}
         indicators = self._indicators(values)
