@@ -365,7 +365,7 @@ def test_copies_of_the_label_are_left_out_or_refused():
     loaded = load_data(frame)
     assert note_of(loaded, "copy") == ("ignored", "category", "a copy of the label")
     assert note_of(loaded, "code") == ("ignored", "number", "each value belongs to one label")
-    refused("'code' is each value belongs to one label|'code'", frame, features=["x", "code"])
+    refused("The feature 'code' gives the answer away", frame, features=["x", "code"])
     prices = make_frame().assign(label=[str(i * 1.5) for i in range(60)], cents=[str(i * 150) for i in range(60)])
     assert note_of(load_data(prices), "cents")[2] == "the label in other units"
 
@@ -398,7 +398,9 @@ def test_ids_and_constants_are_left_out_and_said():
     assert note_of(loaded, "serial") == ("ignored", "id", "an id: every row has its own number")
     assert note_of(loaded, "same")[2] == "every cell is 'x'"
     assert note_of(loaded, "empty")[2] == "every cell is missing"
-    assert note_of(load_data(frame, features=["x", "serial"]), "serial")[0] == "feature"
+    chosen = load_data(frame, features=["x", "serial", "same"])
+    assert note_of(chosen, "serial") == ("feature", "number", "")
+    assert chosen.data.features.numeric[:, 1].tolist() == list(range(7, 67))
 
 
 def test_features_ignore_and_text_override_what_is_recognised():
@@ -453,11 +455,15 @@ def test_text_where_a_number_was_is_missing_and_said():
 
 
 def test_missing_cells_can_be_refused():
-    """Some want to impute themselves."""
+    """Some want to impute themselves, or use complete rows alone."""
     frame = make_frame()
     frame.loc[3, "x"] = ""
     assert np.isfinite(load_data(frame).data.features.dense).all()
     refused(r"Cells are missing in x \(1\)", frame, missing="error")
+    dropped = load_data(frame, missing="drop")
+    assert 3 not in dropped.data.votes.row
+    assert len(dropped.data.votes) == 59
+    assert "1 rows have missing cells: their labels are not used." in dropped.notes
 
 
 def test_duplicates_are_listed_with_reason():

@@ -197,6 +197,9 @@ def test_typed_frame_gives_the_features_of_its_text():
     builder = FeatureBuilder().fit(frame)
     typed = pd.DataFrame({"n": [1.5, None, 3.0, 4.0], "k": [1, 2, 3, 3], "c": ["a", "b", None, "a"]})
     assert np.array_equal(builder.transform(typed).dense, builder.transform(frame).dense)
+    numbers = typed[["n", "k"]]
+    as_frame, as_array = (FeatureBuilder().fit_transform(rows).dense for rows in (numbers, numbers.to_numpy()))
+    assert np.array_equal(as_frame, as_array)
 
 
 def test_column_missing_in_all_new_rows_is_imputed():

@@ -190,6 +190,14 @@ def test_csv_with_stray_quotes_and_even_rows_reads_them_as_text(tmp_path):
     assert "Quotes in x.tsv do not enclose cells" in table.notes[0]
 
 
+def test_csv_with_backslashed_quotes_is_read(tmp_path):
+    """MySQL and others escape a quote instead of doubling it."""
+    (tmp_path / "x.csv").write_text('a,b\n"say \\"hi\\", you",1\nplain,2\n')
+    table = read_table(tmp_path / "x.csv")
+    assert cells(table) == [["a", "b"], ['say "hi", you', "1"], ["plain", "2"]]
+    assert table.notes == ("Quotes in x.csv are escaped by backslashes.",)
+
+
 def test_csv_blank_lines_index_column_and_sep_line_are_said(tmp_path):
     """Nothing is skipped or renamed without a note."""
     (tmp_path / "x.csv").write_text("sep=;\n;a\n\n0;1\n1;2\n\n")

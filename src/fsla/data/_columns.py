@@ -67,6 +67,8 @@ class Column:
     date_format: str = ""
     levels: int = 0
     """Distinct values that are not missing."""
+    as_category: bool = False
+    """Whether a number with few values is a category as well."""
 
 
 def describe_column(name: str, cells: Any, forced: Kind | None = None) -> Column:
@@ -98,6 +100,13 @@ def describe_column(name: str, cells: Any, forced: Kind | None = None) -> Column
         or _as_date(name, texts, counts, len(codes))
         or _as_words(name, texts, counts, len(codes))
     )
+
+
+def as_number_or_category(column: Column, cells: Any) -> Column:
+    """Return a column that would be left out, such as an id, as a feature."""
+    _, texts = factorize(cells)
+    is_number = len(texts) > 0 and not np.isnan(parse_numbers(texts)).any()
+    return Column(column.name, "number" if is_number else "category", levels=len(texts))
 
 
 def factorize(cells: Any) -> tuple[Array, Array]:
@@ -203,9 +212,9 @@ def _described_number(column: Column, values: Array, rows: int, missing: int | N
     if whole and named and levels > FEW_VALUES:
         note = _joined("a code, by its name", _level_note(levels), _missing_note(missing))
         return Column(column.name, "category", note, levels=levels)
-    few = f"{levels} values, also as a category" if whole and 2 < levels <= FEW_VALUES else ""
-    note = _joined(column.note, few, _missing_note(missing))
-    return Column(column.name, "number", note, column.decimal, levels=levels)
+    few = whole and 2 < levels <= FEW_VALUES
+    note = _joined(column.note, f"{levels} values, also as a category" if few else "", _missing_note(missing))
+    return Column(column.name, "number", note, column.decimal, levels=levels, as_category=few)
 
 
 # Dates
@@ -313,10 +322,13 @@ def _short(text: Any) -> str:
 
 
 def expand_patterns(patterns: Sequence[str] | None, names: Sequence[str]) -> list[str]:
-    """Return the columns that names or patterns such as `rule_*` mean, in the order of the table."""
-    wanted = [p for p in patterns or () if p in names or not any(fnmatchcase(n, p) for n in names)]
-    by_pattern = [n for n in names if any(fnmatchcase(n, p) for p in patterns or () if p not in names)]
-    return list(dict.fromkeys([*wanted, *by_pattern]))
+    """Return the columns that names or patterns such as `rule_*` mean; a name that is not there stays."""
+    known = set(names)
+    columns: dict[str, None] = {}
+    for pattern in patterns or ():
+        matches = [] if pattern in known else [name for name in names if fnmatchcase(name, pattern)]
+        columns |= dict.fromkeys(matches or [pattern])
+    return list(columns)
 
 
 def check_roles(roles: Mapping[str, Sequence[str]], names: Collection[str], source: str) -> dict[str, str]:
@@ -326,9 +338,10 @@ def check_roles(roles: Mapping[str, Sequence[str]], names: Collection[str], sour
         ValueError: if a column is not there, or has two roles.
     """
     assigned: dict[str, str] = {}
+    known = set(names)
     for role, columns in roles.items():
         for column in columns:
-            if column not in names:
+            if column not in known:
                 raise ValueError(_unknown(column, role, names, source))
             if column in assigned:
                 raise ValueError(

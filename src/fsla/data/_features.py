@@ -54,6 +54,7 @@ _SCHEMA = record(
             decimal=among(".", ","),
             date_format=among("", *DATE_FORMATS),
             levels=number(int, 0),
+            as_category=among(True, False),
         )
     ),
     few=items(items(number(float))),
@@ -103,7 +104,7 @@ class FeatureBuilder:
 
     def fit_transform(self, rows: Any) -> Features:
         """Learn from the training rows and return their features."""
-        rows = _dense(rows)
+        rows = _plain(rows)
         self._form = "table"
         if isinstance(rows, np.ndarray) and rows.ndim == 4:
             self._form = "images"
@@ -131,7 +132,7 @@ class FeatureBuilder:
     def _fit(self, rows: Any) -> Features:
         if not self.columns:
             raise ValueError("No column is left as a feature. Name the columns to use with features=.")
-        self._numbers = _Numbers(few=self._form == "table")
+        self._numbers = _Numbers(tuple(column.name for column in self.columns if column.as_category))
         self._categories = _Categories()
         self._texts = {name: self._text_block() for name in self._names("text")}
         if self._form == "table":
@@ -168,7 +169,7 @@ class FeatureBuilder:
         Raises:
             ValueError: if a column is missing, or the array has another shape.
         """
-        rows = _dense(rows)
+        rows = _plain(rows)
         if self._form != "table":
             return self._array_features(rows)
         frame = self._framed(rows)
@@ -180,7 +181,7 @@ class FeatureBuilder:
     def _array_features(self, rows: Any, fit: bool = False) -> Features:
         if self._form == "images":
             return self._finish([], None, self._array_images(rows), rows, fit)
-        values = _dense(rows.to_numpy() if hasattr(rows, "to_numpy") else rows)
+        values = rows.to_numpy() if hasattr(rows, "to_numpy") else rows
         if np.ndim(values) != 2 or np.shape(values)[1] != len(self.columns):
             raise ValueError(f"The rows have shape {np.shape(values)}, expected {len(self.columns)} columns.")
         values = np.asarray(values, dtype=np.float64)
@@ -331,7 +332,7 @@ class FeatureBuilder:
         try:
             builder._scales, builder._components = arrays["scales"], arrays["components"]
             builder._pixel_mean = arrays["pixel_mean"]
-            builder._numbers = _Numbers(few=builder._form == "table")
+            builder._numbers = _Numbers()
             builder._numbers.restore(arrays, [np.array(levels) for levels in values["few"]])
             builder._categories = _Categories()
             builder._categories.restore(arrays, values["levels"])
@@ -406,7 +407,7 @@ class _Block(TransformerMixin, BaseEstimator):  # type: ignore[misc]
 class _Numbers(_Block):
     """Standardized numbers, indicators of missing cells, and indicators of the values where these are few."""
 
-    def __init__(self, few: bool = True) -> None:
+    def __init__(self, few: Sequence[str] = ()) -> None:
         self.few = few
         self.restored = False
         self.arrays: dict[str, Array] = {}
@@ -421,7 +422,8 @@ class _Numbers(_Block):
         mean = np.where(there, values, 0).sum(axis=0) / count
         scale = np.sqrt(np.square(np.where(there, values - mean, 0)).sum(axis=0) / count)
         scale = np.where(scale > 1e-9 * np.abs(mean), scale, np.inf)  # a constant column is 0
-        self.levels = [_few_levels(values[:, i]) if self.few else np.zeros(0) for i in range(values.shape[1])]
+        few = set(self.few)
+        self.levels = [_levels(values[:, i]) if name in few else np.zeros(0) for i, name in enumerate(frame.columns)]
         missing = np.flatnonzero(~there.all(axis=0) & there.any(axis=0))
         self.arrays = {"mean": mean, "scale": scale, "missing": missing}
         indicators = self._indicators(values)
@@ -532,9 +534,10 @@ def _finite(frame: Any) -> Array:
     return np.where(np.abs(values) >= _LARGE, np.nan, values)
 
 
-def _few_levels(values: Array) -> Array:
+def _levels(values: Array) -> Array:
+    """Return the distinct values of a column; rows from elsewhere may have more than `FEW_VALUES`."""
     levels = np.unique(values[~np.isnan(values)])
-    return levels if 2 < len(levels) <= FEW_VALUES and (levels == np.floor(levels)).all() else np.zeros(0)
+    return levels[:FEW_VALUES]
 
 
 def _standardized(indicators: Array, rate: Array) -> Array:
@@ -550,8 +553,10 @@ def _leading(matrix: Array) -> Array:
     return components
 
 
-def _dense(rows: Any) -> Any:
-    return rows.toarray() if hasattr(rows, "toarray") else rows
+def _plain(rows: Any) -> Any:
+    """Return sparse rows as an array, and images of one channel with a dimension for it."""
+    rows = rows.toarray() if hasattr(rows, "toarray") else rows
+    return rows[:, None] if isinstance(rows, np.ndarray) and rows.ndim == 3 else rows
 
 
 def _named(values: Array, names: list[str]) -> pd.DataFrame:

@@ -21,7 +21,7 @@ LARGEST = 64
 """Images that all have one size are brought to another only above this many pixels a side."""
 SIDE = 32
 """Pixels a side that other images are brought to."""
-DENSE = 1024
+DENSE = 256
 """Largest number of pixel values among the dense features."""
 
 

@@ -16,7 +16,7 @@ from fsla.data._features import FeatureBuilder
 from fsla.data._images import thumbnail
 from fsla.data._labels import Labels, understand_labels
 from fsla.data._readers import read_table
-from fsla.data._table import NamedColumns, Table
+from fsla.data._table import NamedColumns, Table, missing_rows
 from fsla.data._trusted import TrustedFile
 
 if TYPE_CHECKING:
@@ -98,7 +98,7 @@ def load_data(
     ignore: Sequence[str] | None = None,
     encoder: str | Path | None = None,
     task: Literal["auto", "classification", "regression"] = "auto",
-    missing: Literal["impute", "error"] = "impute",
+    missing: Literal["impute", "drop", "error"] = "impute",
     image_size: int | None = None,
 ) -> LoadedData:
     """Read a data set and find out what its columns are.
@@ -121,7 +121,7 @@ def load_data(
         ignore: columns to leave out.
         encoder: local folder of a sentence-transformers model for the text.
         task: "auto" decides by the labels.
-        missing: "impute", or "error" to refuse missing cells in features.
+        missing: what to do with missing cells of features: "impute", "drop" (rows with one train no model), "error".
         image_size: pixels a side that images are resized to.
 
     Returns:
@@ -132,7 +132,7 @@ def load_data(
     """
     for argument, value, allowed in (
         ("task", task, ("auto", "classification", "regression")),
-        ("missing", missing, ("impute", "error")),
+        ("missing", missing, ("impute", "drop", "error")),
     ):
         if value not in allowed:
             raise ValueError(f"{argument} is {value!r}. Choose one of {some(list(map(repr, allowed)))}.")
@@ -145,10 +145,12 @@ def load_data(
         table.refuse_missing()
     files = [] if trusted is None else [trusted] if not isinstance(trusted, list | tuple) else list(trusted)
     reviews = [TrustedFile(table, read_table(file, label), number) for number, file in enumerate(files)]
-    return _assemble(table, reviews, task, encoder, image_size)
+    return _assemble(table, reviews, task, encoder, image_size, missing == "drop")
 
 
-def _assemble(table: Table, reviews: list[TrustedFile], task: str, encoder: Any, image_size: int | None) -> LoadedData:
+def _assemble(
+    table: Table, reviews: list[TrustedFile], task: str, encoder: Any, image_size: int | None, drop_missing: bool
+) -> LoadedData:
     notes = [*table.notes, *(note for review in reviews for note in review.notes)]
     given = Counter(text for _, _, labels in table.given for text in labels)
     checked = Counter(text for text in table.checked_texts if text)
@@ -158,6 +160,8 @@ def _assemble(table: Table, reviews: list[TrustedFile], task: str, encoder: Any,
     notes += labels.notes
     checked_value, is_random = _checked_values(table, reviews, labels, notes)
     votes, group_names = _votes(table, labels, notes)
+    if drop_missing:
+        votes = _without_missing(table, reviews, votes, checked_value, notes)
     checked_rows = np.flatnonzero(~np.isnan(checked_value))
     if labels.task == "regression":
         votes = _on_one_scale(votes, checked_value, table, notes)
@@ -246,6 +250,17 @@ def _votes(table: Table, labels: Labels, notes: list[str]) -> tuple[Votes, Array
     number = np.array([code[name] for name in groups[there]], dtype=np.int64)
     order = np.argsort(rows[there], kind="stable")
     return Votes(rows[there][order], number[order], values[there][order]), names
+
+
+def _without_missing(table: Table, reviews: list[TrustedFile], votes: Votes, checked: Array, notes: list[str]) -> Votes:
+    """Return the votes of rows without a missing cell; remove the checked labels of the others."""
+    added = [missing_rows(r.typed, None if r.raw.x is None else r.raw.x[r.rows])[r.new] for r in reviews if len(r.new)]
+    missing = np.concatenate([table.has_missing, *added])
+    checked[missing] = np.nan
+    if missing.any():
+        notes.append(f"{int(missing.sum())} rows have missing cells: their labels are not used.")
+    stays = ~missing[votes.row]
+    return Votes(votes.row[stays], votes.group[stays], votes.label[stays])
 
 
 def _on_one_scale(votes: Votes, checked: Array, table: Table, notes: list[str]) -> Votes:

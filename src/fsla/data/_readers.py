@@ -15,6 +15,7 @@ import zipfile
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -182,26 +183,34 @@ def _read_csv(file: IO[bytes], path: Path, label: str) -> RawTable:
     except csv.Error as error:
         if "field limit" in str(error):
             raise _long_cell(path) from error
-        rows = _read_quotes_literally(text, delimiter, path, error)
-        notes += (f"Quotes in {path.name} do not enclose cells; they are part of the text.",)
+        rows, how = _read_other_quotes(text, delimiter, path, error)
+        notes += (f"Quotes in {path.name} {how}.",)
     return _from_rows(rows, path, notes, lambda row: _line(text, delimiter, row))
 
 
-def _read_quotes_literally(text: str, delimiter: str, path: Path, error: csv.Error) -> list[list[str]]:
-    """Return rows where no cell is quoted: such files hold stray quotes. Each line must fit the header then."""
-    rows = list(csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, quoting=csv.QUOTE_NONE))
-    if len({len(row) for row in rows if row}) != 1:
-        reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
+def _read_other_quotes(text: str, delimiter: str, path: Path, error: csv.Error) -> tuple[list[list[str]], str]:
+    """Return rows of a file that quotes in another form, and that form, if each row then fits the header."""
+    forms: dict[str, dict[str, Any]] = {
+        "are escaped by backslashes": {"doublequote": False, "escapechar": "\\", "strict": True},
+        "do not enclose cells; they are part of the text": {"quoting": csv.QUOTE_NONE},
+    }
+    for how, form in forms.items():
+        if "escapechar" in form and '\\"' not in text:
+            continue
         try:
-            for _ in reader:
-                pass
+            rows = list(csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, **form))
         except csv.Error:
+            continue
+        if len({len(row) for row in rows if row}) == 1:
+            return rows, how
+    reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
+    with suppress(csv.Error):
+        for _ in reader:
             pass
-        raise ValueError(
-            f"Cannot read {path}: a quote in line {reader.line_num} is not closed or not doubled ({error}). "
-            "Write a quote inside a quoted cell twice."
-        ) from error
-    return rows
+    raise ValueError(
+        f"Cannot read {path}: a quote in line {reader.line_num} is not closed or not doubled ({error}). "
+        "Write a quote inside a quoted cell twice."
+    ) from error
 
 
 def _delimiter(text: str, usual: str) -> tuple[str, str]:

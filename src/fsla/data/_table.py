@@ -18,6 +18,7 @@ from fsla.data._columns import (
     TOKENS,
     Column,
     Target,
+    as_number_or_category,
     check_roles,
     describe_column,
     expand_patterns,
@@ -218,19 +219,21 @@ class Table:
     def choose_features(self, features: Sequence[str] | None, texts: list[str], encoder: Any) -> None:
         """Decide for each column without a role whether it is a feature."""
         items, names = self.items, list(self.frame.columns)
-        chosen = expand_patterns(features, names)
+        chosen = dict.fromkeys(expand_patterns(features, names))
         clash = [name for name in chosen if self.roles.get(name) not in (None, "text", "image")]
         if clash:
             raise ValueError(f"The column {clash[0]!r} is both a feature and the {self.roles[clash[0]]} column.")
         check_roles({"feature": [n for n in chosen if n not in self.roles]}, names, self.name)
         forced: dict[str, Any] = {**dict.fromkeys(texts, "text"), **({self.image: "image"} if self.image else {})}
-        columns = {n: describe_column(n, items[n], forced.get(n)) for n in names if n not in self.roles or n in forced}
+        free = [n for n in names if n in forced or (n not in self.roles and n not in self.reasons)]
+        columns = {name: describe_column(name, items[name], forced.get(name)) for name in free}
         self._take_id(columns, chosen)
         if self.raw.x is not None:
             self.reasons |= dict.fromkeys(columns, ("ignored", "", "the features are in X"))
             columns = {}
         only = features is not None
-        self.columns = [c for c in columns.values() if self._is_feature(c, items[c.name], chosen, only, forced)]
+        decided = [self._as_feature(c, items[c.name], chosen, only, forced) for c in columns.values()]
+        self.columns = [column for column in decided if column is not None]
         if not self.columns and self.raw.x is None:
             self._take_names_as_text(columns)
         if encoder is not None and not any(c.kind == "text" for c in self.columns):
@@ -240,7 +243,7 @@ class Table:
         if len(items) < len(self.frame):
             self._say_differing(items)
 
-    def _take_id(self, columns: dict[str, Column], chosen: Sequence[str]) -> None:
+    def _take_id(self, columns: dict[str, Column], chosen: Mapping[str, None]) -> None:
         """Use a column as the id if its name and its values say so."""
         if self.id is not None:
             return
@@ -252,34 +255,29 @@ class Table:
                 self.reasons[name] = ("id", "", "recognised: every row has its own")
                 return
 
-    def _is_feature(
-        self, column: Column, cells: Any, chosen: Sequence[str], only: bool, forced: Mapping[str, str]
-    ) -> bool:
+    def _as_feature(
+        self, column: Column, cells: Any, chosen: Mapping[str, None], only: bool, forced: Mapping[str, str]
+    ) -> Column | None:
+        """Return a column as a feature, or None with the reason why it is left out."""
         name = column.name
-        if name in self.reasons and self.reasons[name][0] == "ignored":
-            return False
-        reason = "" if name in forced else self._leak(column, cells)
-        if name in chosen and "label" in reason and not reason.startswith("holds"):
-            raise ValueError(f"The feature {name!r} is {reason}: it gives the answer away. Leave it out of features.")
-        if name in chosen or name in forced:
-            return True
-        if only:
-            reason = reason or "features names others"
-        elif column.kind not in FEATURE_KINDS:
-            reason = reason or {"id": "an id: "}.get(column.kind, "") + column.note
-        if reason:
-            self.reasons[name] = ("ignored", column.kind, reason)
-        return not reason
-
-    def _leak(self, column: Column, cells: Any) -> str:
-        """Return why a column must not be a feature, or an empty text."""
+        if name in forced:
+            return column
+        copies = [reason for target in self._targets if (reason := is_copy(column, cells, target))]
+        if name in chosen:
+            if copies:
+                raise ValueError(f"The feature {name!r} gives the answer away: {copies[0]}. Leave it out of features.")
+            return column if column.kind in FEATURE_KINDS else as_number_or_category(column, cells)
+        reason = next(iter(copies), "") or self._other_labels(column, cells)
         if column.kind == "category" and is_split(factorize(cells)[1]):
-            return "the parts of a benchmark; all rows are used"
-        for target in self._targets:
-            reason = is_copy(column, cells, target)
-            if reason:
-                return reason
-        return self._other_labels(column, cells)
+            reason = "the parts of a benchmark; all rows are used"
+        if not reason and column.kind not in FEATURE_KINDS:
+            reason = ("an id: " if column.kind == "id" else "") + column.note
+        if not reason and only:
+            reason = "features names others"
+        if not reason:
+            return column
+        self.reasons[name] = ("ignored", column.kind, reason)
+        return None
 
     @cached_property
     def _targets(self) -> list[Target | None]:
@@ -290,15 +288,10 @@ class Table:
         """Return whether a column holds the names of the classes: labels of somebody else."""
         names = {text.strip().casefold() for text in self.label_texts if not is_missing_label(text)}
         names -= {*TOKENS, ""}
-        if (
-            column.kind != "category"
-            or not names
-            or len(names) > MAX_CLASSES
-            or not np.isnan(parse_numbers(np.array(list(names), dtype=object))).all()
-        ):
+        are_names = names and np.isnan(parse_numbers(np.array([*names], dtype=object))).all()
+        if column.kind != "category" or not are_names or len(names) > MAX_CLASSES:
             return ""
-        texts = {text.casefold() for text in factorize(cells)[1]}
-        if texts <= names:
+        if all(text.casefold() in names for text in factorize(cells)[1]):
             return "holds labels: name it as checked or in label_columns, or in features to use it all the same"
         return ""
 
@@ -354,13 +347,23 @@ class Table:
                 )
 
     def refuse_missing(self) -> None:
-        lacking = []
-        for column in self.columns:
-            if column.kind not in ("text", "image"):
-                count = int((factorize(self.items[column.name])[0] < 0).sum())
-                lacking += [f"{column.name} ({count})"] if count else []
+        counts = self.typed[[c for c in self.typed if c in {column.name for column in self.columns}]].isna().sum()
+        lacking = [f"{name} ({count})" for name, count in counts.items() if count]
         if lacking:
             raise ValueError(f"Cells are missing in {some(lacking)}. Fill them, or set missing='impute'.")
+
+    @cached_property
+    def has_missing(self) -> Array:
+        """Return which items have a missing cell among the features."""
+        return missing_rows(self.typed, self.raw.x)
+
+    def _role_note(self, name: str, role: str) -> str:
+        codes, texts = factorize(self.frame[name])
+        if role in ("group", "annotator"):
+            return f"{len(texts)} {role}s"
+        if role in ("label", "checked label"):
+            return f"{len(texts)} different values in {int((codes >= 0).sum())} of {len(codes)} rows"
+        return "as named" if role == "ignored" else ""
 
     def described(self) -> pd.DataFrame:
         """Return what each column was taken for."""
@@ -376,12 +379,18 @@ class Table:
             elif name in self.reasons:
                 rows.append((name, *self.reasons[name]))
             else:
-                note = "as named" if self.roles[name] == "ignored" else ""
-                rows.append((name, self.roles[name], "", note))
+                rows.append((name, self.roles[name], "", self._role_note(name, self.roles[name])))
         if self.raw.x is not None:
             shape = " x ".join(map(str, self.raw.x.shape[1:]))
             rows.append(("X", "feature", "number" if self.raw.x.ndim == 2 else "image", shape))
         return pd.DataFrame(rows, columns=["column", "role", "kind", "note"])
+
+
+def missing_rows(typed: pd.DataFrame, x: Array | None) -> Array:
+    """Return which rows have a missing cell."""
+    if x is not None:
+        return np.asarray(np.isnan(x.reshape(len(x), -1).astype(np.float64)).any(axis=1))
+    return np.asarray(typed.isna().any(axis=1))
 
 
 def read_truths(cells: Any, name: str, source: str) -> Array:
