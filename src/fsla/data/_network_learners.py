@@ -1,8 +1,8 @@
 """Networks: a trunk that turns images into features, and learners that train a network on a belief.
 
-The trunk of images is trained once, on the labels of all unchecked rows. Its last layer then takes the place of the
-dense features, so that strategies and linear learners work on images as on tables: they train heads. A network for
-every strategy and fold is what `ImageNetwork` and `ModuleLearner` train, at many times the cost.
+A trunk of images is trained once a fold, on the labels of unchecked rows outside it. Its last layer takes the place of
+the dense features, so that strategies and linear learners work on images as on tables: they train heads.
+`ImageNetwork` and `ModuleLearner` train a network for every strategy and fold, at many times the cost.
 
 A CPU trains on one thread: results do not depend on the number of threads. Everything random is drawn by generators on
 the CPU, from the seed.
@@ -13,8 +13,10 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from threading import Event
 from typing import Any, Self
 
 import numpy as np
@@ -40,7 +42,7 @@ MLP_INPUT_SCALE = 3.0
 """Dense rows have mean square norm 1; a network learns faster from larger inputs."""
 
 Inputs = Callable[[Features], Array]
-Progress = Callable[[str, float, float], None]
+Progress = Callable[[str, int, int], None]
 
 
 @contextmanager
@@ -142,7 +144,7 @@ def train_network(
         mass: Rows x classes, or rows x 2 in regression. Rows without mass are not seen.
         task: "classification" or "regression".
         recipe: How long and how fast.
-        seed: Of the order of the rows and of what random layers draw.
+        seed: Of the order of the rows and of `augment`.
         augment: Changes a batch, with a generator to draw from.
         progress: Called after each epoch with its number and their number.
     """
@@ -156,7 +158,7 @@ def train_network(
     optimizer, schedule = recipe.build([p for p in network.parameters() if p.requires_grad], epochs * per_epoch)
     generator = torch.Generator().manual_seed(seed)
     network.train()
-    with one_thread(), seeded(seed):
+    with one_thread():
         for epoch in range(epochs):
             order = rows[torch.randperm(len(rows), generator=generator)].to(device)
             for step in range(per_epoch):
@@ -359,50 +361,104 @@ class ImageTrunk:
         return replace(data, features=self.transform(data.features))
 
 
-def fit_trunk(
-    data: TrainingData,
+def fit_trunk(data: TrainingData, **options: Any) -> ImageTrunk | None:
+    """Train a network on the votes of all unchecked rows. Return None if there are too few to learn from.
+
+    Args:
+        data: With images. Checked rows are not used: they judge what is trained on the features.
+        options: Those of `fit_trunks`.
+    """
+    trunks = fit_trunks([data], **options)
+    return trunks[0] if trunks else None
+
+
+def fit_trunks(
+    parts: Sequence[TrainingData],
     *,
     seed: int = 0,
     recipe: Recipe | None = None,
     width: int | None = None,
     device: torch.device | str | None = None,
     progress: Progress | None = None,
-) -> ImageTrunk | None:
-    """Train a network on the votes of all unchecked rows. Return None if there are too few to learn from.
+) -> list[ImageTrunk]:
+    """Train a network for each of several choices of the votes. Return none if one has too few to learn from.
+
+    A network that has learned a row's vote by heart would predict it: so each fold has a network that did not see its
+    votes. On a CPU as many networks are trained at a time as PyTorch has threads, each on one thread.
 
     Args:
-        data: With images. Checked rows are not used: they judge what is trained on the features.
+        parts: The same rows with images, each time with some of the votes.
         seed: Of everything random.
         recipe: How to train. Default: by the kind of image and the device.
         width: Channels of the first layer. Default: 32 for grey images; for colour 64 on a GPU, 16 on a CPU.
         device: Default: the GPU if there is one.
         progress: Called with a text, the number of epochs that are done, and their number.
     """
+    masses = [mass for mass in map(_mean_votes, parts) if mass is not None]
+    if len(masses) < len(parts):
+        return []
+    first = parts[0]
+    assert first.features.images is not None
+    where = torch.device(device) if device is not None else default_device()
+    images = image_tensor(first.features.images)
+    recipe = _image_recipe(recipe, images, where, first.task)
+    outputs = first.num_classes if first.task == "classification" else 1
+    networks = [build_image_model(images, outputs, seed, width, where) for _ in parts]
+    images = images.to(where)
+
+    def train(index: int, report: Callable[[int, int], None]) -> ImageTrunk:
+        train_network(
+            networks[index], images, masses[index], first.task, recipe,
+            seed=seed, augment=augment_images, progress=report,
+        )  # fmt: skip
+        embedding = network_outputs(networks[index].embed, images, where)
+        deviation = embedding.std(0)
+        deviation = np.maximum(deviation, 0.1 * deviation.mean() + 1e-12)
+        return ImageTrunk(networks[index], embedding.mean(0), deviation * math.sqrt(len(deviation)))
+
+    return _run_in_threads(train, len(parts), 1 if where.type == "cuda" else torch.get_num_threads(), progress)
+
+
+def _run_in_threads(
+    task: Callable[[int, Callable[[int, int], None]], ImageTrunk], count: int, workers: int, progress: Progress | None
+) -> list[ImageTrunk]:
+    """Return the results of a task for each index. An exception of `progress` ends all tasks."""
+    done, total = [0] * count, [0] * count
+    stopped = Event()
+
+    def run(index: int) -> ImageTrunk:
+        def report(epoch: int, epochs: int) -> None:
+            if stopped.is_set():
+                raise RuntimeError("Training was stopped.")
+            done[index], total[index] = epoch, epochs
+
+        return task(index, report)
+
+    with one_thread(), ThreadPoolExecutor(workers, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+        futures = [pool.submit(run, index) for index in range(count)]
+        try:
+            while wait(futures, timeout=0.5, return_when=FIRST_EXCEPTION).not_done:
+                if any(future.done() and future.exception() for future in futures):
+                    break
+                if progress is not None and max(total):
+                    progress("training networks on the images", sum(done), max(total) * count)
+            return [future.result() for future in futures]
+        finally:
+            stopped.set()
+            for future in futures:
+                future.cancel()
+
+
+def _mean_votes(data: TrainingData) -> Array | None:
+    """Return the mass of unchecked rows, each once with the mean of its votes; None if it is too little."""
     if data.features.images is None:
         return None
     num_votes = np.bincount(data.votes.row, minlength=len(data.features))
     mass = vote_mass(data, 1 / num_votes[data.votes.row])
-    use = row_weights(mass, data.task) > 0
-    if use.sum() < MIN_TRUNK_IMAGES or (data.task == "classification" and (mass.sum(0) > 0).sum() < 2):
+    enough = (row_weights(mass, data.task) > 0).sum() >= MIN_TRUNK_IMAGES
+    if not enough or (data.task == "classification" and (mass.sum(0) > 0).sum() < 2):
         return None
-    where = torch.device(device) if device is not None else default_device()
-    images = image_tensor(data.features.images)
-    outputs = data.num_classes if data.task == "classification" else 1
-    network = build_image_model(images[torch.from_numpy(use)], outputs, seed, width, where)
-    unit_mass, _, _ = unit_targets(mass, data.task)
-
-    def report(epoch: int, epochs: int) -> None:
-        if progress is not None:
-            progress("training a network on the images", epoch, epochs)
-
-    train_network(
-        network, images.to(where), unit_mass, data.task, _image_recipe(recipe, images, where, data.task),
-        seed=seed, augment=augment_images, progress=report,
-    )  # fmt: skip
-    embedding = network_outputs(network.embed, images, where)
-    deviation = embedding.std(0)
-    deviation = np.maximum(deviation, 0.1 * deviation.mean() + 1e-12)
-    return ImageTrunk(network, embedding.mean(0), deviation * math.sqrt(len(deviation)))
+    return unit_targets(mass, data.task)[0]
 
 
 @dataclass(frozen=True, eq=False)
@@ -766,7 +822,8 @@ class ModuleLearner(Learner):
         unit_mass, offset, scale = unit_targets(both[use], task)
         outputs = mass.shape[1] if task == "classification" else 1
         self._check_outputs(module, x, outputs)
-        train_network(module, x, unit_mass, task, self.recipe, seed=seed)
+        with seeded(seed):  # Random layers draw from PyTorch's own stream.
+            train_network(module, x, unit_mass, task, self.recipe, seed=seed)
         return [ModulePredictor(module, {}, task, offset, scale, self.inputs)]
 
     def _check_outputs(self, module: nn.Module, x: Tensor, outputs: int) -> None:
