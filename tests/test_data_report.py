@@ -252,11 +252,11 @@ def test_page_prints_without_controls(page, tmp_path):
 
 @needs_chromium
 def test_review_of_many_classes_takes_any_label(page, tmp_path):
-    """Beyond nine classes a list has all of them."""
+    """Beyond twelve classes a list has all of them."""
     loaded, fit = fabricate("better")
-    object.__setattr__(fit, "posterior", np.c_[fit.posterior, np.zeros((120, 9))])
+    object.__setattr__(fit, "posterior", np.c_[fit.posterior, np.zeros((120, 12))])
     object.__setattr__(fit, "confusion", None)
-    names = np.array([*fit.data.classes, *(f"rare {i}" for i in range(9))], dtype=object)
+    names = np.array([*fit.data.classes, *(f"rare {i}" for i in range(12))], dtype=object)
     object.__setattr__(fit.data, "classes", names)
     page.open(written(tmp_path, build_result(loaded, fit, relabel="sure", review=6, seed=0, inputs={})), 1280)
     page.evaluate("""(() => {

@@ -56,7 +56,7 @@ Ignore = Annotated[str | None, typer.Option("--ignore-columns", help="Columns to
 Encoder = Annotated[str | None, typer.Option(help="Folder of a sentence-transformers model for text.")]
 RelabelOption = Annotated[str, typer.Option("--relabel", help="Correct labels: 'never', 'sure' (from 90 %) or 'all'.")]
 Review = Annotated[int, typer.Option(min=0, help="Rows to review.")]
-Missing = Annotated[str, typer.Option(help="Missing cells of features: 'impute' or 'error'.")]
+Missing = Annotated[str, typer.Option(help="Missing cells of features: 'impute', 'drop' or 'error'.")]
 Task = Annotated[str, typer.Option(help="'auto', 'classification' or 'regression'.")]
 ImageSize = Annotated[int | None, typer.Option(min=8, help="Resize images to SIZE x SIZE pixels.")]
 TimeLimit = Annotated[

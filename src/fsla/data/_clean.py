@@ -44,7 +44,7 @@ def clean(
     ignore: Sequence[str] | None = None,
     encoder: str | None = None,
     task: Literal["auto", "classification", "regression"] = "auto",
-    missing: Literal["impute", "error"] = "impute",
+    missing: Literal["impute", "drop", "error"] = "impute",
     image_size: int | None = None,
     relabel: Relabel = "sure",
     review: int = 50,
@@ -72,7 +72,7 @@ def clean(
         ignore: columns to leave out.
         encoder: a local sentence-transformers model for text.
         task: "auto" takes numbers of many values for regression.
-        missing: "impute" fills missing cells of features, "error" refuses them.
+        missing: "impute" fills missing cells of features, "drop" leaves their rows out, "error" refuses them.
         image_size: height and width to which images are scaled.
         relabel: "sure" corrects labels from a probability of .9, "all" every label that looks wrong.
         review: number of rows to review.

@@ -29,8 +29,8 @@ HEAT_CLASSES = 14
 MIXUPS = 6
 FREQUENT = 0.03
 """Share of a class from which a mix-up is listed."""
-KEYED_CLASSES = 9
-"""Up to so many classes, each has a key."""
+BUTTON_CLASSES = 12
+"""Up to so many classes, each has a button, the first nine of them a key."""
 TEXT = 4000
 """Characters of a text that a card shows."""
 CELL = 200
@@ -50,7 +50,7 @@ def render(result: CleaningResult) -> str:
     annotators = _annotators(result.annotators, numbers)
     heat, mixups = _confusions(result.confusion)
     cards = [_card(row, number, result) for number, row in enumerate(result.review.to_dict("records"), 1)]
-    many = len(result.classes) > KEYED_CLASSES
+    many = len(result.classes) > BUTTON_CLASSES
     return environment.from_string(source).render(
         style_hash=_hash(source, "style"),
         script_hash=_hash(source, "script"),
@@ -252,7 +252,7 @@ def _card(row: dict[str, Any], number: int, result: CleaningResult) -> dict[str,
     return {
         "number": number,
         "row": row["row"],
-        "id": _cut(str(row["id"]), 60),
+        "name": f"row {row['row']}" if str(row["id"]) == str(row["row"]) else f"id {_cut(str(row['id']), 60)}",
         "group": row.get("group", ""),
         "given": _label_text(given_text),
         "reason": _space(str(row["reason"])),
@@ -266,7 +266,7 @@ def _card(row: dict[str, Any], number: int, result: CleaningResult) -> dict[str,
 def _choices(given_text: Any, suggested: Any, result: CleaningResult) -> list[dict[str, Any]]:
     """Return a button a class; with many classes (or numbers) one for the given and one for the suggested one."""
     given_text, suggested = _label_text(given_text), _label_text(suggested)
-    if result.task == "classification" and len(result.classes) <= KEYED_CLASSES:
+    if result.task == "classification" and len(result.classes) <= BUTTON_CLASSES:
         labels = list(result.classes)
     else:
         labels = list(dict.fromkeys(label for label in (given_text, suggested) if label))
