@@ -269,3 +269,16 @@ def test_review_of_many_classes_takes_any_label(page, tmp_path):
     saved = page.download("document.getElementById('save').click()", folder).decode()
     assert next(csv.DictReader(io.StringIO(saved)))["checked_label"] == "rare 7"
     page.evaluate("document.getElementById('clear').click()")
+
+
+def test_page_has_the_confusions_of_each_group():
+    """Whoever mixes up two classes is told which."""
+    _, fit = fabricate("better")
+    confusion = np.stack([np.eye(3), np.eye(3), np.roll(np.eye(3), 1, axis=1)])
+    loaded, _ = fabricate("better")
+    object.__setattr__(fit, "group_confusion", confusion)
+    result = build_result(loaded, fit, relabel="sure", review=0, seed=0, inputs={})
+    assert result.group_confusions["forum"].loc["ant", "bee"] == 1
+    page = render(result)
+    section = page[page.index("<h3>forum</h3>") :]
+    assert re.search(r'<th scope="row">ant</th><td class="h0">0</td><td class="h9">100</td>', section)

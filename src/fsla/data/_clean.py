@@ -156,6 +156,7 @@ def build_result(
         groups=groups,
         annotators=tables.annotator_table(fit),
         confusion=tables.confusion_table(fit),
+        group_confusions=tables.group_confusions(fit),
         label_issues=tables.issue_table(fit, decisions, loaded.ids, rows, weight),
         cleaned=tables.cleaned_table(_items(loaded), loaded.label, _final_labels(loaded, decisions), weight, keep),
         review=tables.review_table(loaded, fit, decisions, select_review(data, decisions, rows, review, seed)),

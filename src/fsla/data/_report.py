@@ -26,6 +26,9 @@ COLUMNS = 60
 DUPLICATES = 20
 HEAT_CLASSES = 14
 """More classes make a heat map that nobody reads."""
+GROUP_HEAT_CLASSES = 8
+GROUP_HEATS = 24
+"""Groups whose confusions the page shows."""
 MIXUPS = 6
 FREQUENT = 0.03
 """Share of a class from which a mix-up is listed."""
@@ -67,6 +70,7 @@ def render(result: CleaningResult) -> str:
         other_labels=[{"value": _attribute(name), "name": name} for name in result.classes] if many else [],
         numbers=numbers,
         heat=heat,
+        group_heats=_group_heats(result),
         mixups=mixups,
         classes=result.classes,
         annotators=annotators[:GROUPS],
@@ -204,6 +208,7 @@ def _group(row: dict[str, Any]) -> dict[str, Any]:
         "rate_svg": _interval(rate) if known else "",
         "weight_text": f"{weight.value:.2f} ({weight.low:.2f} to {weight.high:.2f})",
         "weight_svg": _interval(weight),
+        "quality": f"{row['label_quality']:.2f}",
     }
 
 
@@ -235,13 +240,23 @@ def _confusions(confusion: pd.DataFrame) -> tuple[list[dict[str, Any]], list[dic
         for rate, i, j in sorted(pairs, key=lambda pair: -pair[0])[:MIXUPS]
         if rate >= FREQUENT
     ]
-    if len(names) > HEAT_CLASSES:
-        return [], mixups
-    heat = [
+    return [] if len(names) > HEAT_CLASSES else _heat(confusion), mixups
+
+
+def _heat(confusion: pd.DataFrame) -> list[dict[str, Any]]:
+    return [
         {"name": name, "cells": [{"level": min(9, int(10 * value)), "text": f"{100 * value:.0f}"} for value in line]}
-        for name, line in zip(names, values, strict=True)
+        for name, line in zip(confusion.columns, confusion.to_numpy(), strict=True)
     ]
-    return heat, mixups
+
+
+def _group_heats(result: CleaningResult) -> list[dict[str, Any]]:
+    """Return heat maps of groups: those of the groups with most labels, if they are small enough to read."""
+    if len(result.classes) > GROUP_HEAT_CLASSES:
+        return []
+    sizes = dict(zip(result.groups["group"], result.groups["n_samples"], strict=True))
+    names = sorted(result.group_confusions, key=lambda name: -sizes.get(name, 0))[:GROUP_HEATS]
+    return [{"name": name, "heat": _heat(result.group_confusions[name])} for name in names]
 
 
 def _card(row: dict[str, Any], number: int, result: CleaningResult) -> dict[str, Any]:
