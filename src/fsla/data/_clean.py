@@ -48,8 +48,8 @@ def clean(
     image_size: int | None = None,
     relabel: Relabel = "sure",
     review: int = 50,
-    strategies: Sequence[Strategy] | None = None,
-    learners: Sequence[Learner] | None = None,
+    strategies: Sequence[str | Strategy] | None = None,
+    learners: Sequence[str | Learner] | None = None,
     random_state: int = 0,
     progress: Progress | None = None,
     should_stop: Callable[[], bool] | None = None,
@@ -76,8 +76,8 @@ def clean(
         image_size: height and width to which images are scaled.
         relabel: "sure" corrects labels from a probability of .9, "all" every label that looks wrong.
         review: number of rows to review.
-        strategies: what to try. Default: what suits the data.
-        learners: what to train. Default: what suits the data.
+        strategies: what to try, by name or as objects. Default: what suits the data.
+        learners: what to train, by name or as objects. Default: what suits the data.
         random_state: seed of everything random.
         progress: called with a text, the number of steps done, and their number.
         should_stop: asked between strategies; the remaining ones are skipped.
@@ -88,6 +88,7 @@ def clean(
     Raises:
         ValueError: if the data cannot be used; the message says what to change.
     """
+    from fsla.data._estimators import choose_learners, choose_strategies
     from fsla.data._loading import load_data
     from fsla.data._selection import fit_data
 
@@ -114,8 +115,8 @@ def clean(
     )
     fit = fit_data(
         loaded.data,
-        strategies=strategies,
-        learners=learners,
+        strategies=None if strategies is None else choose_strategies(strategies, loaded.data),
+        learners=None if learners is None else choose_learners(learners, loaded.data),
         seed=random_state,
         progress=progress,
         should_stop=should_stop,
