@@ -29,7 +29,7 @@ from fsla.data._intervals import Z95, paired_difference
 from fsla.data._noise_rate import prediction_factor, prediction_powered_share
 from fsla.data._predictors import softmax
 from fsla.data._result import Estimate
-from fsla.data._strategies import checked_weight, prior_logits, sum_votes, vote_mass
+from fsla.data._strategies import prior_logits, sum_votes
 
 POSTERIOR_STEPS = 2
 """EM steps on top of the average's predictions. More let correlated groups outvote the model."""
@@ -215,7 +215,9 @@ def describe_groups(data: TrainingData, out_of_fold: Array, posterior: Array, se
 def gains_without(
     data: TrainingData, features: Array, statistics: GroupStatistics, groups: Array, folds: int = 5
 ) -> tuple[Estimate | None, ...]:
-    """Return what dropping each group gains on checked rows, by a ridge on all other rows as they are.
+    """Return what dropping each group gains on checked rows, by a ridge on all other rows.
+
+    Every label counts once, as in plain training: checked rows that are weighted up hide what a group does.
 
     Args:
         data: Says which rows are checked.
@@ -228,15 +230,14 @@ def gains_without(
     target = encode_targets(data.checked_labels, data.num_classes)
     rows = features[data.checked_rows]
     pooled = statistics.pooled()
-    weight = checked_weight(data, vote_mass(data), np.arange(n))
     part = np.random.default_rng(0).permutation(n) % folds
 
     def held_out(gram: Array, mass: Array, count: float) -> Array:
         result = np.zeros_like(target)
         for fold in range(folds):
             z, y = rows[part != fold], target[part != fold]
-            matrix = gram + weight * (z.T @ z) + 1e-3 * (count + weight * len(z)) * np.eye(d)
-            result[part == fold] = rows[part == fold] @ np.linalg.solve(matrix, mass + weight * (z.T @ y))
+            matrix = gram + z.T @ z + 1e-3 * (count + len(z)) * np.eye(d)
+            result[part == fold] = rows[part == fold] @ np.linalg.solve(matrix, mass + z.T @ y)
         return result
 
     def right(prediction: Array) -> Array:

@@ -412,7 +412,7 @@ class GroupWeigher(_TrustedEstimator):
         prediction = self._predict_raw(X)
         return prediction if self.task_ == "regression" else np.asarray(self.classes_[prediction.argmax(1)])
 
-    @available_if(lambda self: getattr(self, "task_", self.task) != "regression")
+    @available_if(lambda self: getattr(self, "task_", self.task) != "regression")  # type: ignore[untyped-decorator]
     def predict_proba(self, X: Any) -> Array:
         """Return rows x classes probabilities. Absent in regression."""
         return self._predict_raw(X)
@@ -590,8 +590,8 @@ def code_classes(labels: Array, truths: Array) -> tuple[Array, Array]:
                 "missing: None or NaN."
             )
     if len(classes) < 2:
-        raise ValueError(f"There must be at least two classes. Got 1 class: {classes[0]!r}.")
-    if kind == object:
+        raise ValueError(f"There must be at least two classes. Got 1 class: {classes.tolist()[0]!r}.")
+    if kind.kind == "O":
         classes = classes.astype(object)
     return classes, codes.ravel()
 
