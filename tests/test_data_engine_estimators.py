@@ -261,6 +261,18 @@ def test_missing_cells_and_frames_are_taken():
         fit.predict(frame[list("fedcba")])
 
 
+def test_texts_are_taken():
+    """A list of texts is enough; the model takes new texts."""
+    rng = np.random.default_rng(0)
+    words = np.array([["apple", "pear", "plum", "fruit"], ["bolt", "nut", "screw", "tool"]])
+    y = rng.integers(2, size=200)
+    texts = [" ".join(rng.choice(words[c], 6)) + f" number {i % 7}" for i, c in enumerate(y)]
+    wrong = rng.random(200) < 0.3
+    checked = np.where(np.arange(200) < 40, y, np.nan)
+    fit = LabelCleaner(**QUICK).fit(texts, np.where(wrong, 1 - y, y), y_checked=checked)
+    assert fit.predict(["a plum and an apple, fruit", "a screw, a bolt, a tool"]).tolist() == [0, 1]
+
+
 CASES = {
     "length": ({"y_checked": [None, "ant"]}, "y_checked has 2 values, but X has 200 rows"),
     "groups": ({"groups": ["a"] * 3}, "groups has 3 values, but X has 200 rows"),
