@@ -136,7 +136,7 @@ class BilevelSampleWeights(_BilevelStrategy):
 
     name: ClassVar[str] = "bilevel sample weights"
     hidden: int = 0
-    steps: int = 3000
+    steps: int = 1000
     outer_every: int = 1
     weight_decay: float = 1e-2
 

@@ -14,7 +14,9 @@ from time import perf_counter
 from typing import TYPE_CHECKING
 
 import numpy as np
+from threadpoolctl import threadpool_limits
 
+from fsla._checks import pick_device
 from fsla.data._data_fit import CandidateScore, DataFit, Predictor
 from fsla.data._dataset import Array, TrainingData, Votes
 from fsla.data._diagnostics import consensus, diagnose
@@ -34,6 +36,8 @@ from fsla.data._strategies import (
 )
 
 if TYPE_CHECKING:
+    import torch
+
     from fsla.data._network_learners import ImageTrunk
 
 Progress = Callable[[str, int, int], None]
@@ -41,6 +45,8 @@ _TEMPERATURES = np.exp(np.linspace(-1.2, 1.4, 27))
 _TEMPERATURE_SPREAD = 0.5
 """Standard deviation of the prior of log T."""
 _DRAWS = 200
+LEARNING_RATE = 0.5
+"""Power of the likelihood: cross-fitted losses of some hundred rows are less certain than they look."""
 MIN_CHECKED_ROWS = 10
 """Fewer checked rows cannot choose among candidates."""
 MIN_SHARE = 0.01
@@ -72,16 +78,16 @@ def find_temperature(predictions: Array, labels: Array) -> float:
 
 
 def pseudo_bma(losses: Array, *, draws: int = _DRAWS, seed: int = 0) -> Array:
-    """Return shares of candidates by Bayesian-bootstrap pseudo-BMA.
+    """Return weights of models by Bayesian-bootstrap pseudo-BMA.
 
     Args:
-        losses: Candidates x rows, negative log-likelihoods.
+        losses: Models x rows, negative log-likelihoods.
         draws: Of the weights of rows.
         seed: Of the draws.
     """
     n = losses.shape[1]
     weight = np.random.default_rng(seed).dirichlet(np.ones(n), draws) * n
-    scores = -weight @ losses.T
+    scores = -LEARNING_RATE * weight @ losses.T
     scores -= scores.max(1, keepdims=True)
     e = np.exp(scores)
     return np.asarray((e / e.sum(1, keepdims=True)).mean(0))
@@ -89,38 +95,59 @@ def pseudo_bma(losses: Array, *, draws: int = _DRAWS, seed: int = 0) -> Array:
 
 @dataclass(frozen=True, eq=False)
 class Shares:
-    """What some checked rows choose: a penalty, a temperature and a share for each candidate."""
+    """What some checked rows choose.
 
-    penalty: list[int]
-    temperature: Array
-    share: Array
+    Attributes:
+        weights: For each candidate, the weight of each penalty in the average; all together they sum to 1.
+        temperatures: Of the same models.
+        loss: Mean loss of each candidate, averaged over its penalties.
+        penalty_weights: The weights of penalties within each candidate, which sum to 1.
+    """
+
+    weights: list[Array]
+    temperatures: list[Array]
     loss: Array
+    penalty_weights: list[Array]
+
+    @property
+    def share(self) -> Array:
+        """Return the weight of each candidate."""
+        return np.array([weight.sum() for weight in self.weights])
+
+    def only(self, candidate: int) -> Shares:
+        """Return the choice among the penalties of one candidate."""
+        weight = self.penalty_weights[candidate]
+        return Shares([weight], [self.temperatures[candidate]], self.loss[[candidate]], [weight])
 
 
 def choose_shares(predictions: Sequence[Sequence[Array]], labels: Array) -> Shares:
-    """Return the choice of some checked rows.
+    """Return the choice of some checked rows: first among a candidate's penalties, then among candidates.
 
     Args:
         predictions: For each candidate and penalty, predictions of these rows.
         labels: Their true labels.
     """
-    penalty, temperature, losses = [], [], []
-    for path in predictions:
-        best = int(np.argmin([row_losses(p, labels).mean() for p in path]))
-        prediction, t = path[best], 1.0
-        if prediction.ndim == 2:
-            t = find_temperature(prediction, labels)
-            prediction = apply_temperature(prediction, t)
-        penalty.append(best)
-        temperature.append(t)
-        losses.append(row_losses(prediction, labels))
-    table = np.stack(losses)
-    mean = table.mean(1)
-    if predictions[0][0].ndim == 1:
-        table = table / (2 * max(float(np.median(mean)), 1e-12))
-    share = pseudo_bma(table)
-    share = np.where(share >= min(MIN_SHARE, share.max()), share, 0.0)
-    return Shares(penalty, np.array(temperature), share / share.sum(), mean)
+    classification = predictions[0][0].ndim == 2
+    temperatures = [
+        np.array([find_temperature(p, labels) if classification else 1.0 for p in path]) for path in predictions
+    ]
+    if classification:
+        predictions = [
+            [apply_temperature(p, t) for p, t in zip(path, temperature, strict=True)]
+            for path, temperature in zip(predictions, temperatures, strict=True)
+        ]
+    # Squared errors become log-likelihoods at the noise level of a middling model.
+    losses = [np.stack([row_losses(p, labels) for p in path]) for path in predictions]
+    scale = 1.0 if classification else 2 * max(float(np.median([table.mean(1).min() for table in losses])), 1e-12)
+    penalty_weights = [pseudo_bma(table / scale) for table in losses]
+    averages = [np.tensordot(w, np.stack(path), 1) for w, path in zip(penalty_weights, predictions, strict=True)]
+    table = np.stack([row_losses(average, labels) for average in averages])
+    share = pseudo_bma(table / scale)
+    weights = [s * w for s, w in zip(share, penalty_weights, strict=True)]
+    least = min(MIN_SHARE, max(w.max() for w in weights))
+    weights = [np.where(w >= least, w, 0.0) for w in weights]
+    total = sum(w.sum() for w in weights)
+    return Shares([w / total for w in weights], temperatures, table.mean(1), penalty_weights)
 
 
 # --- Cross-fitting ---------------------------------------------------------------------------------------------------
@@ -170,6 +197,11 @@ def _fit_paths(
     return belief, paths, seconds
 
 
+def one_blas_thread() -> threadpool_limits:
+    """Run BLAS on one thread inside the block: the products are small, and threads would wait for each other."""
+    return threadpool_limits(1, user_api="blas")
+
+
 class CrossFit:
     """Candidates trained without each fold in turn, and what checked rows choose among them.
 
@@ -180,6 +212,7 @@ class CrossFit:
         folds: Number of folds.
         seed: Of everything random.
         progress: Called with a text, the number of strategies that are done, and their number.
+        device: Where networks on images are trained: "auto", "cpu" or "cuda".
         should_stop: Asked before each strategy from the fourth on; those that remain are skipped.
     """
 
@@ -191,6 +224,7 @@ class CrossFit:
         *,
         folds: int,
         seed: int,
+        device: str = "auto",
         progress: Progress | None = None,
         should_stop: Callable[[], bool] | None = None,
     ) -> None:
@@ -199,7 +233,7 @@ class CrossFit:
         self.visible = [hide_votes(data, self.fold == fold) for fold in range(folds)]
         self.trunk: ImageTrunk | None = None
         if data.features.images is not None and any(learner.is_linear for learner in learners):
-            self._embed_images(progress)
+            self._embed_images(pick_device(device), progress)
         self.candidates: list[Candidate] = []
         self.skipped: list[str] = []
         for index, strategy in enumerate(strategies):
@@ -209,15 +243,16 @@ class CrossFit:
                 break
             if progress is not None:
                 progress(strategy.name, index, len(strategies))
-            self.candidates += self._train(strategy, learners)
+            with one_blas_thread():
+                self.candidates += self._train(strategy, learners)
         self.judge_rows, self.judge_labels = _judges(data)
 
-    def _embed_images(self, progress: Progress | None) -> None:
+    def _embed_images(self, device: torch.device, progress: Progress | None) -> None:
         """Let networks turn images into dense features; each fold has one that did not see its votes."""
         from fsla.data._network_learners import fit_trunks
 
         parts = [*self.visible, self.data]
-        trunks = fit_trunks(parts, seed=self.seed, progress=progress)
+        trunks = fit_trunks(parts, seed=self.seed, device=device, progress=progress)
         if trunks:
             *self.visible, self.data = (t.transform_data(part) for t, part in zip(trunks, parts, strict=True))
             self.trunk = trunks[-1]
@@ -314,14 +349,14 @@ def suited_learners(data: TrainingData, strategy: Strategy, learners: Sequence[L
 
 
 def build_ensemble(data: TrainingData, paths: Sequence[Sequence[Predictor]], shares: Shares) -> EnsemblePredictor:
-    """Return the average of the chosen model of each path."""
-    members = [i for i in range(len(paths)) if shares.share[i] > 0]
-    return EnsemblePredictor(
-        tuple(paths[i][shares.penalty[i]] for i in members),
-        shares.share[members],
-        shares.temperature[members],
-        data.task,
-    )
+    """Return the average of the models that have a weight."""
+    members, weights, temperatures = [], [], []
+    for path, weight, temperature in zip(paths, shares.weights, shares.temperatures, strict=True):
+        for j in np.nonzero(weight)[0]:
+            members.append(path[int(j)])
+            weights.append(weight[j])
+            temperatures.append(temperature[j])
+    return EnsemblePredictor(tuple(members), np.array(weights), np.array(temperatures), data.task)
 
 
 def empty_prediction(data: TrainingData, rows: int) -> Array:
@@ -391,6 +426,7 @@ def fit_data(
     learners: Sequence[Learner] | None = None,
     folds: int = 5,
     seed: int = 0,
+    device: str = "auto",
     progress: Progress | None = None,
     should_stop: Callable[[], bool] | None = None,
 ) -> DataFit:
@@ -402,6 +438,7 @@ def fit_data(
         learners: To try. Default: `default_learners`.
         folds: Number of folds.
         seed: Of everything random.
+        device: Where networks on images are trained: "auto", "cpu" or "cuda".
         progress: Called with a text, the number of steps that are done, and their number.
         should_stop: Asked between strategies; those that remain are skipped.
 
@@ -423,9 +460,17 @@ def fit_data(
         learners,
         folds=folds,
         seed=seed,
+        device=device,
         progress=progress,
         should_stop=should_stop,
     )
+    with one_blas_thread():
+        return _summarize(original, fit, offset, scale)
+
+
+def _summarize(original: TrainingData, fit: CrossFit, offset: float, scale: float) -> DataFit:
+    """Choose among the trained candidates, train the chosen ones on all data, and judge rows and groups."""
+    data = fit.data
     baseline = [c for c in fit.candidates if not c.strategy.uses_checked_labels]
     candidates = [c for c in fit.candidates if c.strategy.uses_checked_labels] or baseline
     shares, by_fold = fit.judge(candidates)
@@ -439,7 +484,7 @@ def fit_data(
     if len(data.checked_rows) and baseline:
         best = f"{scores[0].strategy}, {scores[0].learner}"
         comparison = compare(fit, candidates, baseline, out_of_fold, scale, best)
-    diagnosis = diagnose(fit.data, out_of_fold, fit.fold, seed, scale)
+    diagnosis = diagnose(fit.data, out_of_fold, fit.fold, fit.seed, scale)
     return DataFit(
         data=original,
         predictor=fit.with_trunk(replace(predictor, offset=offset, scale=scale)),
@@ -469,26 +514,14 @@ def check_data(data: TrainingData) -> None:
 
 def _scores(fit: CrossFit, candidates: Sequence[Candidate], shares: Shares, scale: float) -> tuple[CandidateScore, ...]:
     """Return what to report of each candidate, the largest share first."""
-    data = fit.data
     scores = []
     for i, candidate in enumerate(candidates):
         accuracy, loss = None, float(shares.loss[i])
-        if data.task == "classification":
-            chosen = [[models[shares.penalty[i]]] for models in candidate.models]
-            single = Candidate(candidate.strategy, candidate.learner, [list[Predictor](c) for c in chosen])
-            one = Shares([0], shares.temperature[[i]], np.ones(1), shares.loss[[i]])
-            prediction = fit.predict([single], [one] * fit.folds, fit.judge_rows)
+        if fit.data.task == "classification":
+            prediction = fit.predict([candidate], [shares.only(i)] * fit.folds, fit.judge_rows)
             accuracy = float((prediction.argmax(1) == fit.judge_labels).mean())
         else:
             loss *= scale**2
-        scores.append(
-            CandidateScore(
-                candidate.strategy.name,
-                candidate.learner.name,
-                float(shares.share[i]),
-                loss,
-                accuracy,
-                candidate.seconds,
-            )
-        )
+        share, seconds = float(shares.share[i]), candidate.seconds
+        scores.append(CandidateScore(candidate.strategy.name, candidate.learner.name, share, loss, accuracy, seconds))
     return tuple(sorted(scores, key=lambda s: (-s.share, s.loss)))
