@@ -157,7 +157,7 @@ def parse_numbers(texts: Array, decimal: str = ".") -> Array:
 
     values = np.full(len(texts), np.nan)
     if decimal == ".":
-        values = np.array(pd.to_numeric(pd.Series(texts, dtype=object), errors="coerce"), dtype=np.float64)
+        values = np.array(pd.to_numeric(np.asarray(texts, dtype=object), errors="coerce"), dtype=np.float64)
         plain = [not isinstance(t, str) or "x" not in t.lower() for t in texts]  # 0x10 is no number
         values[~np.array(plain, dtype=bool)] = np.nan
     for i in np.flatnonzero(~np.isfinite(values)):

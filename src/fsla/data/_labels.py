@@ -74,9 +74,10 @@ def understand_labels(given: Counter[str], checked: Counter[str], table: Table, 
                 f"The label {table.label!r} of {table.name} holds numbers, but {number} are none, such as "
                 f"{stripped[stray][0]!r}. Correct them, or set task='classification'."
             )
+        ours = np.unique([number for text, number in zip(written, numbers, strict=True) if text in given])
         notes.append(
-            f"The label is a number from {distinct[0]:g} to {distinct[-1]:g} with {len(distinct)} different values: "
-            "regression. Set task='classification' if the numbers are classes."
+            f"The label is a number ({len(ours)} different values from {ours[0]:g} to {ours[-1]:g}): regression. Set "
+            "task='classification' if the numbers are classes."
         )
         values |= dict(zip(written, numbers.tolist(), strict=True))
         return Labels("regression", values, None, tuple(notes))

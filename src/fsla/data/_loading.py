@@ -343,10 +343,11 @@ def _duplicates(table: Table, reviews: list[TrustedFile], notes: list[str]) -> p
 
     first: dict[Any, int] = {}
     rows = []
+    one_label = not (table.annotator or table.vote_columns)
     for row, key in enumerate(table.keys):
         same = first.setdefault(key, row)
         if same != row:
-            a, b = table.first_given[same], table.first_given[row]
+            a, b = (table.first_given[i] if one_label else None for i in (same, row))
             differ = a is not None and b is not None and a.strip().casefold() != b.strip().casefold()
             rows.append((row, same, "identical features, different labels" if differ else "identical features"))
     inside_table = len(rows)

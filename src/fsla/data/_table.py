@@ -286,14 +286,18 @@ class Table:
 
     def _other_labels(self, column: Column, cells: Any) -> str:
         """Return whether a column holds the names of the classes: labels of somebody else."""
-        names = {text.strip().casefold() for text in self.label_texts if not is_missing_label(text)}
-        names -= {*TOKENS, ""}
-        are_names = names and np.isnan(parse_numbers(np.array([*names], dtype=object))).all()
-        if column.kind != "category" or not are_names or len(names) > MAX_CLASSES:
+        if column.kind != "category" or not self._class_names:
             return ""
-        if all(text.casefold() in names for text in factorize(cells)[1]):
+        if all(text.casefold() in self._class_names for text in factorize(cells)[1]):
             return "holds labels: name it as checked or in label_columns, or in features to use it all the same"
         return ""
+
+    @cached_property
+    def _class_names(self) -> set[str]:
+        """Return labels that are names: not yes and no, and no numbers, which may mean anything in another column."""
+        names = {text.strip().casefold() for text in self.label_texts if not is_missing_label(text)} - set(TOKENS)
+        are_names = len(names) <= MAX_CLASSES and np.isnan(parse_numbers(np.array([*names], dtype=object))).all()
+        return names if are_names else set()
 
     @cached_property
     def first_given(self) -> Array:
@@ -362,7 +366,9 @@ class Table:
         if role in ("group", "annotator"):
             return f"{len(texts)} {role}s"
         if role in ("label", "checked label"):
-            return f"{len(texts)} different values in {int((codes >= 0).sum())} of {len(codes)} rows"
+            missing = int((codes < 0).sum())
+            values = f"{len(texts)} different value{'' if len(texts) == 1 else 's'}"
+            return f"{values}; {missing} missing" if missing else values
         return "as named" if role == "ignored" else ""
 
     def described(self) -> pd.DataFrame:
