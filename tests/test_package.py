@@ -97,9 +97,9 @@ def test_package_has_every_public_name():
 
 
 def test_estimator_without_extra_says_how_to_install():
-    """`fsla.HyperCleaner` is loaded when it is first used, so the error comes then."""
-    done = blocked("import fsla; fsla.HyperCleaner", modules=["sklearn"])
-    message = "Cannot load fsla.HyperCleaner. The module sklearn is not installed. Install it with: pip install"
+    """`fsla.LabelCleaner` is loaded when it is first used, so the error comes then."""
+    done = blocked("import fsla; fsla.LabelCleaner", modules=["sklearn"])
+    message = "Cannot load fsla.LabelCleaner. The module sklearn is not installed. Install it with: pip install"
     assert f"ImportError: {message} 'fsla[data]'" in done.stderr
 
 

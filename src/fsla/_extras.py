@@ -8,6 +8,7 @@ EXTRAS = {
     "data": ("PIL", "jinja2", "markupsafe", "pandas", "rich", "scipy", "sklearn", "threadpoolctl", "typer"),
     "encoder": ("tokenizers",),
     "excel": ("openpyxl",),
+    "dask": ("dask",),
     "parquet": ("pyarrow",),
     "tensorboard": ("tensorboard",),
 }

@@ -294,8 +294,9 @@ LARGE_TABLE = 2000
 
 def default_learners(data: TrainingData) -> tuple[Learner, ...]:
     """Return the learners that are tried for this data."""
+    from fsla.data._network_learners import MLP
     from fsla.data._trees import BoostingLearner, ForestLearner
 
     trees = ForestLearner() if len(data.features) < LARGE_TABLE else BoostingLearner()
-    learners: tuple[Learner, ...] = (LinearLearner(), FineTunedLinearLearner(), trees)
+    learners: tuple[Learner, ...] = (LinearLearner(), FineTunedLinearLearner(), trees, MLP())
     return tuple(learner for learner in learners if learner.supports(data))

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from time import perf_counter
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -31,6 +32,9 @@ from fsla.data._strategies import (
     default_strategies,
     empty_mass,
 )
+
+if TYPE_CHECKING:
+    from fsla.data._network_learners import ImageTrunk
 
 Progress = Callable[[str, int, int], None]
 _TEMPERATURES = np.exp(np.linspace(-1.2, 1.4, 27))
@@ -193,6 +197,9 @@ class CrossFit:
         self.data, self.seed, self.folds = data, seed, folds
         self.fold = assign_folds(data, folds, seed)
         self.visible = [hide_votes(data, self.fold == fold) for fold in range(folds)]
+        self.trunk: ImageTrunk | None = None
+        if data.features.images is not None and any(learner.is_linear for learner in learners):
+            self._embed_images(progress)
         self.candidates: list[Candidate] = []
         self.skipped: list[str] = []
         for index, strategy in enumerate(strategies):
@@ -204,6 +211,16 @@ class CrossFit:
                 progress(strategy.name, index, len(strategies))
             self.candidates += self._train(strategy, learners)
         self.judge_rows, self.judge_labels = _judges(data)
+
+    def _embed_images(self, progress: Progress | None) -> None:
+        """Let networks turn images into dense features; each fold has one that did not see its votes."""
+        from fsla.data._network_learners import fit_trunks
+
+        parts = [*self.visible, self.data]
+        trunks = fit_trunks(parts, seed=self.seed, progress=progress)
+        if trunks:
+            *self.visible, self.data = (t.transform_data(part) for t, part in zip(trunks, parts, strict=True))
+            self.trunk = trunks[-1]
 
     def _train(self, strategy: Strategy, learners: Sequence[Learner]) -> list[Candidate]:
         """Return the strategy with each learner that suits it, trained without each fold in turn."""
@@ -226,7 +243,7 @@ class CrossFit:
             for fold, models in enumerate(candidate.models):
                 inside = np.nonzero(part == fold)[0]
                 if len(inside):
-                    features = self.data.features.take(rows[inside])
+                    features = self.visible[fold].features.take(rows[inside])
                     for array, model in zip(path, models, strict=True):
                         array[inside] = model.predict(features)
             predictions.append(path)
@@ -244,7 +261,7 @@ class CrossFit:
             inside = np.nonzero(self.fold[rows] == fold)[0]
             if len(inside):
                 ensemble = build_ensemble(self.data, [c.models[fold] for c in candidates], shares)
-                result[inside] = ensemble.predict(self.data.features.take(rows[inside]))
+                result[inside] = ensemble.predict(self.visible[fold].features.take(rows[inside]))
         return result
 
     def refit(self, candidates: Sequence[Candidate], shares: Shares) -> tuple[EnsemblePredictor, Array]:
@@ -262,6 +279,14 @@ class CrossFit:
                     paths[i] = path
                     candidates[i].seconds += spent
         return build_ensemble(self.data, paths, shares), vote_weight
+
+    def with_trunk(self, predictor: Predictor) -> Predictor:
+        """Return the predictor with the network that turns images into its features."""
+        if self.trunk is None:
+            return predictor
+        from fsla.data._network_learners import TrunkPredictor
+
+        return TrunkPredictor(self.trunk, predictor)
 
 
 def weigh_votes(data: TrainingData, belief: Belief) -> Array:
@@ -414,10 +439,10 @@ def fit_data(
     if len(data.checked_rows) and baseline:
         best = f"{scores[0].strategy}, {scores[0].learner}"
         comparison = compare(fit, candidates, baseline, out_of_fold, scale, best)
-    diagnosis = diagnose(data, out_of_fold, fit.fold, seed, scale)
+    diagnosis = diagnose(fit.data, out_of_fold, fit.fold, seed, scale)
     return DataFit(
         data=original,
-        predictor=replace(predictor, offset=offset, scale=scale),
+        predictor=fit.with_trunk(replace(predictor, offset=offset, scale=scale)),
         candidates=scores,
         out_of_fold=out_of_fold * scale + offset,
         posterior=diagnosis.posterior * scale + offset,
