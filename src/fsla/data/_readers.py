@@ -215,14 +215,14 @@ def _read_other_quotes(text: str, delimiter: str, path: Path, error: csv.Error) 
     ) from error
 
 
-def _delimiter(text: str, usual: str) -> tuple[str, str]:
+def _delimiter(text: str, default: str) -> tuple[str, str]:
     """Return what separates columns, by the header and the first rows, and the text without Excel's `sep=` line."""
     head = text[:6].lower()
     if head.startswith("sep=") and len(text) > 4 and text[4] in DELIMITERS:
         return text[4], text[5:].lstrip("\r").removeprefix("\n")
     sample = text[:262_144]
     widths = {}
-    for delimiter in sorted(DELIMITERS, key=lambda d: d != usual):
+    for delimiter in sorted(DELIMITERS, key=lambda d: d != default):
         reader = csv.reader(io.StringIO(sample, newline=""), delimiter=delimiter)
         try:
             counts = [len(row) for row in islice(reader, 51) if row]
@@ -232,7 +232,7 @@ def _delimiter(text: str, usual: str) -> tuple[str, str]:
             counts = counts[:-1] or counts  # the last row is cut
         if counts and counts[0] > 1 and len(set(counts)) == 1:
             widths[delimiter] = counts[0]
-    return max(widths, key=lambda d: widths[d], default=usual), text
+    return max(widths, key=lambda d: widths[d], default=default), text
 
 
 def _line(text: str, delimiter: str, row: int) -> str:

@@ -84,6 +84,8 @@ class Table:
             raise ValueError("label_columns names no column. Name the columns with the labels of each annotator.")
         if checked is not None and trusted_column is not None:
             raise ValueError("Both checked and trusted_column are named. Checked labels come from one of them.")
+        if trusted_column is not None and label_columns is not None:
+            raise ValueError("Both trusted_column and label_columns are named. Name the checked labels with checked.")
         if annotator is not None and id is None:
             raise ValueError("annotator needs id, the column that says which rows are labels of one sample.")
         self.checked, self.trusted_column, self.group, self.annotator = checked, trusted_column, group, annotator
@@ -106,7 +108,7 @@ class Table:
         self.roles = check_roles(roles, names, self.name)
         self.id = id
         self._group_rows()
-        self.given = self._given()
+        self.label_parts = self._label_parts()
         self.checked_texts = self._checked()
 
     def __len__(self) -> int:
@@ -116,11 +118,11 @@ class Table:
         """Fill in the roles that the source itself tells."""
         raw, names = self.raw, self.frame.columns
         if raw.x is not None:
-            usual = {"group": "groups", "id": "ids", "trusted_column": "trusted"}
-            usual = {role: name for role, name in usual.items() if name in names and getattr(named, role) is None}
+            defaults = {"group": "groups", "id": "ids", "trusted_column": "trusted"}
+            defaults = {role: name for role, name in defaults.items() if name in names and getattr(named, role) is None}
             if named.checked is not None:
-                usual.pop("trusted_column", None)
-            named = replace(named, **usual)
+                defaults.pop("trusted_column", None)
+            named = replace(named, **defaults)
         if named.image is None and (raw.is_folder or len(raw.pictures) == 1):
             named = replace(named, image=FILE if raw.is_folder else next(iter(raw.pictures)))
         is_reviewed = CHECKED_LABEL in names and named.label != CHECKED_LABEL
@@ -154,7 +156,7 @@ class Table:
                 "name the annotator column if these rows are labels of one sample."
             )
 
-    def _given(self) -> list[tuple[Array, Array, Array]]:
+    def _label_parts(self) -> list[tuple[Array, Array, Array]]:
         """Return (item, group, label as written) of the labels, in parts."""
         if self.vote_columns:
             items = np.arange(len(self.frame))
@@ -302,16 +304,16 @@ class Table:
     @cached_property
     def first_given(self) -> Array:
         """Return one label as written for each item, None without."""
-        given = np.full(len(self), None, dtype=object)
-        for items, _, labels in self.given[::-1]:
+        first = np.full(len(self), None, dtype=object)
+        for items, _, labels in self.label_parts[::-1]:
             there = np.array([not is_missing_label(text) for text in labels], dtype=bool)
-            given[items[there][::-1]] = labels[there][::-1]
-        return given
+            first[items[there][::-1]] = labels[there][::-1]
+        return first
 
     @cached_property
     def label_texts(self) -> set[str]:
         """Return all labels as written."""
-        return {text for _, _, labels in self.given for text in set(labels)} | set(self.checked_texts)
+        return {text for _, _, labels in self.label_parts for text in set(labels)} | set(self.checked_texts)
 
     def _take_names_as_text(self, columns: Mapping[str, Column]) -> None:
         """Use words of which each row has its own: they are all that there is."""
