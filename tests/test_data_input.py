@@ -338,11 +338,11 @@ def test_one_annotator_and_forms_that_clash_are_said():
     frame, _ = votes_frame()
     notes = load_data(frame, label_columns=["rule_0"]).notes
     assert "All labels are from one annotator, 'rule_0': there is nobody to compare it with." in notes
-    refused("Both label_columns and annotator", frame, label_columns=["rule_0"], annotator="x", id="y")
-    refused("annotator needs id", frame, annotator="rule_0")
+    refused("label_columns= and annotator= are both", frame, label_columns=["rule_0"], annotator="x", id="y")
+    refused("annotator= needs id=", frame, annotator="rule_0")
     refused("no column 'rulé'", frame, label_columns=["rulé"])
-    refused("label_columns names no column", frame, label_columns=[])
-    refused("Both trusted_column and label_columns", frame, label_columns=["rule_0"], trusted_column="x")
+    refused("label_columns= names no column", frame, label_columns=[])
+    refused("trusted_column= and label_columns= are both", frame, label_columns=["rule_0"], trusted_column="x")
     with_group = load_data(frame.assign(g=["a", "b"] * 30), label_columns=["rule_*"], group="g")
     assert "Each annotator is a group of its own; the column 'g' is not used." in with_group.notes
 
@@ -379,7 +379,7 @@ def test_other_labels_and_splits_are_left_out():
     frame["split"] = ["train", "test"] * 30
     loaded = load_data(frame)
     assert note_of(loaded, "gold")[0] == note_of(loaded, "split")[0] == "ignored"
-    assert "name it as checked" in note_of(loaded, "gold")[2]
+    assert "name it with checked=" in note_of(loaded, "gold")[2]
     assert note_of(load_data(frame, features=["x", "gold"]), "gold")[0] == "feature"
     smoker = make_frame().assign(
         label=lambda f: f["label"].map({"ham": "yes", "spam": "no"}), smoker=["yes", "no"] * 30
@@ -413,9 +413,16 @@ def test_features_ignore_and_text_override_what_is_recognised():
     assert note_of(loaded, "city")[0] == "text"
     loaded = load_data(frame, features=["x"])
     assert [c.name for c in loaded.builder.columns] == ["x"]
-    assert note_of(loaded, "y") == ("ignored", "number", "features names others")
+    assert note_of(loaded, "y") == ("ignored", "number", "not among features=")
     refused("no column 'z'", frame, features=["z"])
     refused("No column of the table is left as a feature", frame[["label", "source"]].assign(source="x"))
+
+
+def test_repeated_texts_hint_at_several_labels():
+    """Whoever forgets to name the annotators would train on copies of every text."""
+    frame = pd.DataFrame({"review": sentences(30) * 4, "label": ["a", "b"] * 60})
+    assert any("30 different texts in 120 rows" in note for note in load_data(frame).notes)
+    assert not any("different texts" in note for note in load_data(frame[:30]).notes)
 
 
 def test_words_of_their_own_become_text_where_nothing_else_is():

@@ -79,20 +79,24 @@ class Table:
         label_columns = named.label_columns
         self.vote_columns = expand_patterns(label_columns, names)
         if label_columns is not None and annotator is not None:
-            raise ValueError("Both label_columns and annotator are named. Several labels are in one form or the other.")
+            raise ValueError(
+                "label_columns= and annotator= are both named. Several labels are in one form or the other."
+            )
         if label_columns is not None and not self.vote_columns:
-            raise ValueError("label_columns names no column. Name the columns with the labels of each annotator.")
+            raise ValueError("label_columns= names no column. Name the columns with the labels of each annotator.")
         if checked is not None and trusted_column is not None:
-            raise ValueError("Both checked and trusted_column are named. Checked labels come from one of them.")
+            raise ValueError("checked= and trusted_column= are both named. Checked labels come from one of them.")
         if trusted_column is not None and label_columns is not None:
-            raise ValueError("Both trusted_column and label_columns are named. Name the checked labels with checked.")
+            raise ValueError(
+                "trusted_column= and label_columns= are both named. Name the checked labels with checked=."
+            )
         if annotator is not None and id is None:
-            raise ValueError("annotator needs id, the column that says which rows are labels of one sample.")
+            raise ValueError("annotator= needs id=, the column that says which rows are labels of one sample.")
         self.checked, self.trusted_column, self.group, self.annotator = checked, trusted_column, group, annotator
         self.image = image
         ignored = expand_patterns(named.ignore, names)
         if self.vote_columns and label in names and label not in (checked, *self.vote_columns, *ignored):
-            reason = f"the labels come from label_columns; set checked={label!r} if these are checked"
+            reason = "the labels come from label_columns=; name it with checked= if its labels are checked"
             self.reasons[label] = ("ignored", "", reason)
         roles: dict[str, list[str]] = {
             "label": self.vote_columns or [label],
@@ -153,7 +157,7 @@ class Table:
             worst = int(counts.argmax())
             raise ValueError(
                 f"Duplicate id {distinct[worst]!r} in {self.name} ({counts[worst]} rows). Name another id column, or "
-                "name the annotator column if these rows are labels of one sample."
+                "name annotator= if these rows are labels of one sample."
             )
 
     def _label_parts(self) -> list[tuple[Array, Array, Array]]:
@@ -238,6 +242,13 @@ class Table:
         self.columns = [column for column in decided if column is not None]
         if not self.columns and self.raw.x is None:
             self._take_names_as_text(columns)
+        several = self.annotator or self.vote_columns
+        for column in self.columns:
+            if column.kind == "text" and column.levels < 0.5 * len(items) and not several:
+                self.notes.append(
+                    f"{column.name!r} has {column.levels} different texts in {len(items)} rows. If each row is one "
+                    "label of several, name id= and annotator=."
+                )
         if encoder is not None and not any(c.kind == "text" for c in self.columns):
             self.notes.append("The encoder is not used: no column is free text.")
         self.pictures = self.pictures_of(self.raw, self.first) if self.image else None
@@ -267,7 +278,7 @@ class Table:
         copies = [reason for target in self._targets if (reason := is_copy(column, cells, target))]
         if name in chosen:
             if copies:
-                raise ValueError(f"The feature {name!r} gives the answer away: {copies[0]}. Leave it out of features.")
+                raise ValueError(f"The feature {name!r} gives the answer away: {copies[0]}. Leave it out of features=.")
             return column if column.kind in FEATURE_KINDS else as_number_or_category(column, cells)
         reason = next(iter(copies), "") or self._other_labels(column, cells)
         if column.kind == "category" and is_split(factorize(cells)[1]):
@@ -275,7 +286,7 @@ class Table:
         if not reason and column.kind not in FEATURE_KINDS:
             reason = ("an id: " if column.kind == "id" else "") + column.note
         if not reason and only:
-            reason = "features names others"
+            reason = "not among features="
         if not reason:
             return column
         self.reasons[name] = ("ignored", column.kind, reason)
@@ -291,7 +302,7 @@ class Table:
         if column.kind != "category" or not self._class_names:
             return ""
         if all(text.casefold() in self._class_names for text in factorize(cells)[1]):
-            return "holds labels: name it as checked or in label_columns, or in features to use it all the same"
+            return "holds labels: name it with checked= or label_columns=, or with features= to use it all the same"
         return ""
 
     @cached_property
