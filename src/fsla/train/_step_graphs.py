@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from fsla._state_tree import evolve, map_tensors, tensors_of
+from fsla._torch import allow_uncaptured_steps
 from fsla._tree import copy_
 from fsla.algorithms._base import Algorithm, State
 from fsla.problems._batches import Batch, StepBatches
@@ -364,7 +365,7 @@ class StepGraphs:
         """Have optimisers step without the host: their learning rates and counters are tensors on the device."""
         with ExitStack() as stack:
             for one in self.optimizers:
-                one._warned_capturable_if_run_uncaptured = True
+                allow_uncaptured_steps(one)
                 for group in one.param_groups:
                     flags = _flags(one, group)
                     if flags is None:
