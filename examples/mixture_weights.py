@@ -1,6 +1,6 @@
 """Which of twelve sources of training data help? A weight for each, learnt on 100 trusted images in one run.
 
-The sources are parts of scikit-learn's digits: two are clean, ten are corrupted by four kinds of error. Against it: uniform
+The sources are parts of scikit-learn's digits: two are clean, ten have errors of four kinds. Against it: uniform
 weights, one run for each source (of which the trusted images choose the best), and the trusted images alone. Measured,
 accuracy on test images: FSLA 93.0 %, best single source 91.3 %, trusted images alone 89.5 %, uniform 46.7 %. The two
 clean sources get 78 % of the weight, in one run instead of twelve; 120 steps (--small) are too few for that.
