@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 import torch
 
-from fsla.algorithms import Algorithm, get_algorithm
+from fsla.algorithms import Algorithm, get_algorithm, list_algorithms
 from fsla.steps import Adaptive, Automatic, Schedule
 from fsla_benchmarks.compare.task import Task
 
@@ -138,6 +138,7 @@ METHODS: dict[str, Method] = {
     "bome": Method("full", f"{OI} {WEIGHT}", TEN),
     "sama": Method("independent", f"{OI} power", inner_unit="coordinate"),
 }
+METHODS |= {name: Method("independent", f"{ALL} power") for name in list_algorithms() if name not in METHODS}
 
 
 def label(name: str) -> str:

@@ -43,7 +43,7 @@ class State:
         direction: d, the estimate of ∇f that λ moves by.
         measured: state of automatic step sizes; None under a schedule.
 
-    Example:
+    Examples:
         >>> algorithm = fsla.algorithms.soba(constant(0.2, 0.5, 0.5))
         >>> state = algorithm.step(problem, algorithm.init(problem, at, batches), batches)
         >>> state.step_count, state.omega.value, state.is_finite()
@@ -99,7 +99,7 @@ class Algorithm(ABC, Generic[S]):
         TypeError: if `step_sizes` is no `fsla.steps.StepSizes`.
         ValueError: if a number is out of range.
 
-    Example:
+    Examples:
         >>> algorithm = fsla.algorithms.soba(constant(0.2, 0.5, 0.5))
         >>> isinstance(algorithm, fsla.Algorithm)
         True

@@ -116,7 +116,7 @@ def stable(step_sizes: Sizes, *, mu: float = 1e-3, projection: Projection | None
     Returns:
         The algorithm, a `DenseTracked`.
 
-    Example:
+    Examples:
         >>> minimize(fsla.algorithms.stable(constant(0.2, 0.5, 0.0)))
         1.0
     """
@@ -137,7 +137,7 @@ def svrb(step_sizes: Sizes, *, mu: float = 1e-3, projection: Projection | None =
     Returns:
         The algorithm, a `DenseTracked`.
 
-    Example:
+    Examples:
         >>> minimize(fsla.algorithms.svrb(constant(0.2, 0.5, 0.0)))
         1.0
     """

@@ -107,7 +107,7 @@ class LazyRowOptimizer(Generic[S]):
         ValueError: if the algorithm or the outer loss reads λ as a whole, or λ has another number of rows.
         TypeError: if the problem has no `row_index`.
 
-    Example:
+    Examples:
         >>> for _ in range(200):
         ...     state = run.step(draw())
         >>> weights = run.weights()["logit"].sigmoid()

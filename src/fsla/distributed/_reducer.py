@@ -58,7 +58,7 @@ class Reducer:
         partial: whether a pass sees samples of this process alone. A loss then need not reach all that the batch
             reaches.
 
-    Example:
+    Examples:
         >>> fsla.distributed.Reducer().local_part(torch.arange(4), seed=None).data
         tensor([0, 1, 2, 3])
     """
@@ -135,7 +135,7 @@ class DataParallelReducer(Reducer):
             different samples, the same number on each.
         group: the processes; by default all that torchrun started, or this one alone.
 
-    Example:
+    Examples:
         >>> reducer = fsla.distributed.DataParallelReducer(torch.nn.Linear(2, 1))
         >>> reducer.reduces
         False

@@ -45,7 +45,7 @@ LOSS_NAMES: Mapping[Level, str] = {"inner": "inner loss G", "outer": "outer loss
 class FiniteDifferenceWarning(UserWarning):
     """Warning that a network has no second derivative, so that products are taken by differences.
 
-    Example:
+    Examples:
         >>> import warnings
         >>> warnings.simplefilter("ignore", fsla.FiniteDifferenceWarning)  # or: hvp_method="finite_difference"
     """
@@ -86,7 +86,7 @@ class LossProblem(Oracles):
     Raises:
         ValueError: if an option is unknown.
 
-    Example:
+    Examples:
         >>> issubclass(fsla.Problem, fsla.problems.LossProblem)
         True
     """
@@ -551,7 +551,7 @@ class Problem(LossProblem):
         TypeError: if a loss is not callable.
         ValueError: if an option is unknown.
 
-    Example:
+    Examples:
         >>> problem = fsla.Problem(inner_loss, outer_loss, outer_uses_lam=False)
         >>> problem.inner_at(at, batch).grad_omega
         {'w': tensor([1., 4.])}

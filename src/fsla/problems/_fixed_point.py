@@ -42,7 +42,7 @@ class FixedPointProblem(Oracles):
     Raises:
         TypeError: if `fixed_point_map` is not callable.
 
-    Example:
+    Examples:
         >>> equilibrium = fsla.FixedPointProblem(lambda lam, omega, batch: {"w": omega["w"] / 2 + lam["x"]}, outer_loss)
         >>> equilibrium.inner_at(at, batch).grad_omega  # ω - Φ(λ, ω)
         {'w': tensor([0.5000, 0.5000])}

@@ -48,7 +48,7 @@ def make_functional(model: nn.Module, *, batch_norm: BatchNorm | None = None) ->
         TypeError: if `model` is no `torch.nn.Module`.
         ValueError: if it has no trainable parameter.
 
-    Example:
+    Examples:
         >>> omega, net = fsla.make_functional(torch.nn.Linear(2, 1))
         >>> sorted(omega)
         ['bias', 'weight']

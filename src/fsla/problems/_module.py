@@ -62,7 +62,7 @@ class ModuleProblem(LossProblem):
     Raises:
         TypeError: if `model` is no module, or a loss is not callable.
 
-    Example:
+    Examples:
         >>> model, scale = torch.nn.Linear(2, 1), torch.nn.Parameter(torch.ones(()))
         >>> problem = fsla.problems.ModuleProblem(
         ...     model,

@@ -36,7 +36,7 @@ class Point:
         omega: ω, a mapping from names to tensors.
         trajectory: the inner moves.
 
-    Example:
+    Examples:
         >>> at = fsla.Point({"x": torch.zeros(2)}, {"w": torch.ones(2)})
         >>> at.to(torch.float64).omega["w"].dtype
         torch.float64
@@ -76,7 +76,7 @@ class View(ABC):
 
     A subclass defines `gradients`, `products`, `value` and `eps`.
 
-    Example:
+    Examples:
         >>> view = problem.inner_at(at, batch)
         >>> view.value
         tensor(2.5000)
@@ -157,7 +157,7 @@ class FiniteDifferenceCheck(NamedTuple):
         hvp_change: relative change of H v.
         mixed_hvp_change: relative change of J v.
 
-    Example:
+    Examples:
         >>> check = fsla.FiniteDifferenceProblem(problem).check_step(at, batch, v)
         >>> check.hvp_change < 0.01
         True
@@ -179,7 +179,7 @@ class Oracles(ABC):
 
     A subclass defines `inner_at` and `outer_at`, which return a `View` of G and of F at a point on a batch.
 
-    Example:
+    Examples:
         >>> isinstance(problem, fsla.problems.Oracles)
         True
         >>> problem.outer_at(at, batch).grad_omega

@@ -57,7 +57,7 @@ class WeightedLossProblem(Problem):
         autocast_dtype: as in `fsla.Problem`.
         reducer: as in `fsla.Problem`.
 
-    Example:
+    Examples:
         >>> data = torch.tensor([1.0, 3.0])
         >>> weighted = fsla.WeightedLossProblem(
         ...     per_sample_loss=lambda omega, batch: (omega["w"].sum() - batch) ** 2 / 2,

@@ -91,7 +91,7 @@ class Automatic(StepSizes[Measured]):
     Raises:
         ValueError: if a number is out of range.
 
-    Example:
+    Examples:
         >>> problem = fsla.Problem(
         ...     inner_loss=lambda lam, omega, batch: ((omega["w"] - lam["x"]) ** 2).sum(),
         ...     outer_loss=lambda lam, omega, batch: ((omega["w"] - 1) ** 2).sum(),

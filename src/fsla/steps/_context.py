@@ -32,7 +32,7 @@ class StepContext:
         step_count: steps that were taken before.
         update_buffers: whether the step moves a module's buffers.
 
-    Example:
+    Examples:
         >>> from dataclasses import dataclass, replace
         >>> @dataclass(frozen=True, kw_only=True)
         ... class PlainTraining(fsla.Algorithm):
@@ -138,7 +138,7 @@ def descend(
     Returns:
         The point after the moves, and ω.
 
-    Example:
+    Examples:
         >>> from dataclasses import dataclass, replace
         >>> @dataclass(frozen=True, kw_only=True)
         ... class PlainTraining(fsla.Algorithm):

@@ -95,7 +95,7 @@ class BilevelOptimizer(ProblemAtPoint):
         TypeError: if an argument is unknown, or the algorithm cannot move a module.
         ValueError: if a number is out of range, or an optimiser has other parameters.
 
-    Example:
+    Examples:
         >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         >>> bilevel = fsla.BilevelOptimizer(
         ...     model,
@@ -706,7 +706,7 @@ class FSLA(BilevelOptimizer):
             more.
         options: those of `BilevelOptimizer`.
 
-    Example:
+    Examples:
         >>> bilevel = fsla.FSLA(model, weights, inner_loss=inner_loss, outer_loss=outer_loss)
         >>> info = bilevel.step(train, trusted)
         >>> sorted(bilevel.adjoint)
@@ -735,7 +735,7 @@ class SOBA(BilevelOptimizer):
         outer: the hyper-parameters.
         options: those of `BilevelOptimizer`.
 
-    Example:
+    Examples:
         >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         >>> bilevel = fsla.SOBA(
         ...     model, weights, inner_loss=inner_loss, outer_loss=outer_loss, inner_optimizer=optimizer, outer_every=4
@@ -759,7 +759,7 @@ class MASOBA(BilevelOptimizer):
         new_grad_weight: weight of the new gradient in the average.
         options: those of `BilevelOptimizer`.
 
-    Example:
+    Examples:
         >>> bilevel = fsla.MASOBA(model, weights, inner_loss=inner_loss, outer_loss=outer_loss)
         >>> info = bilevel.step(train, trusted)
         >>> bilevel.step_count

@@ -48,7 +48,7 @@ the step itself makes of a change of its start by rounding."""
 class CaptureError(RuntimeError):
     """Error of a step that cannot be captured, or that would not give the numbers of the step itself.
 
-    Example:
+    Examples:
         >>> generator = torch.Generator()  # on the CPU, which has no graphs
         >>> algorithm = fsla.algorithms.soba(fsla.steps.constant(0.1, 0.1, 0.1))
         >>> problem = fsla.Problem(lambda lam, omega, batch: omega["w"], lambda lam, omega, batch: omega["w"])
@@ -63,7 +63,7 @@ class CaptureError(RuntimeError):
 class EngineWarning(UserWarning):
     """Warning that a faster engine is unavailable, or failed, and why.
 
-    Example:
+    Examples:
         >>> import warnings
         >>> warnings.simplefilter("error", fsla.train.EngineWarning)  # to stop rather than step eagerly
     """

@@ -100,7 +100,7 @@ def make_engine(
     Raises:
         CaptureError: if "graph" or "compile" is asked for, and the algorithm or the device does not allow it.
 
-    Example:
+    Examples:
         >>> problem = fsla.Problem(
         ...     inner_loss=lambda lam, omega, batch: ((omega["w"] - lam["x"]) ** 2).sum() / 2,
         ...     outer_loss=lambda lam, omega, batch: ((omega["w"] - 1) ** 2).sum() / 2,

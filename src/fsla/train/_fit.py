@@ -98,7 +98,7 @@ def fit(
         DivergenceError: if the run diverges and rollbacks do not help.
         TypeError, ValueError: if an argument is of the wrong kind or out of range.
 
-    Example:
+    Examples:
         >>> result = fsla.fit(bilevel, [train], [trusted], max_steps=100, eval_every=50)
         >>> [record["step"] for record in result.records]
         [50, 100]

@@ -40,7 +40,7 @@ class StepInfo(NamedTuple):
         hessian_norm: L, a running estimate of the largest eigenvalue of H; None if it is not measured.
         outer_step_scale: ψ in [0, 1], the multiplier of λ's step; None if `outer_optimizer` was passed.
 
-    Example:
+    Examples:
         >>> info = bilevel.step(train, trusted)
         >>> info.step, bool(info.outer_loss > 0)
         (1, True)
@@ -61,7 +61,7 @@ class StepInfo(NamedTuple):
 class DivergenceError(RuntimeError):
     """Error of a run that diverged, where rollbacks with shorter steps did not help.
 
-    Example:
+    Examples:
         >>> diverging = torch.optim.SGD(model.parameters(), lr=100.0)
         >>> bilevel = fsla.SOBA(
         ...     model, weights, inner_loss=inner_loss, outer_loss=outer_loss, inner_optimizer=diverging, max_rollbacks=0
@@ -78,7 +78,7 @@ class DivergenceError(RuntimeError):
 class RollbackWarning(UserWarning):
     """Warning that a run diverged, and goes on from its last good state with shorter steps.
 
-    Example:
+    Examples:
         >>> import warnings
         >>> with warnings.catch_warnings(action="error", category=fsla.RollbackWarning):
         ...     info = bilevel.step(train, trusted)  # stops a run at its first divergence
