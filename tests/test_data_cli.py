@@ -348,3 +348,12 @@ def test_demo_finds_the_bad_sources(tmp_path):
     assert min(summary["demo"]["precision"], summary["demo"]["recall"]) > 0.9
     assert summary["demo"]["accuracy"] > summary["demo"]["accuracy_as_it_is"]
     assert re.search(r"Demo: \d+ % of the flagged labels are wrong", done.text.splitlines()[-1])
+
+
+def test_messages_name_the_flags_of_the_command(tmp_path):
+    """Whoever types a command has no `annotator=` to set."""
+    (tmp_path / "x.csv").write_text("x,label\n1,a\n2,b\n")
+    done = run("clean", tmp_path / "x.csv", "--annotator-column", "x", "-o", tmp_path / "out")
+    assert done.text == "--annotator-column needs --id-column, the column that says which rows are labels of one sample."
+    done = run("clean", tmp_path / "x.csv", "--task", "regression", "-o", tmp_path / "out")
+    assert done.text.endswith("Correct them, or set --task classification.")

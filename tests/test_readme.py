@@ -113,7 +113,7 @@ def test_algorithm_pages_are_all_run():
 
 
 def test_contributing_algorithm_runs(monkeypatch):
-    """A contributor begins with this text, so that it must work as it stands."""
+    """A contributor begins with this text, so that it must work unchanged."""
     monkeypatch.setattr(_registry, "_FACTORIES", dict(_registry._FACTORIES))
     block = re.search(r"```py\n(.*?)```", (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8"), re.S)[1]
     names = {"__name__": "fsla.algorithms._my_soba"}

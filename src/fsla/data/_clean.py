@@ -182,7 +182,7 @@ def _items(loaded: LoadedData) -> pd.DataFrame:
         return loaded.table
     _, first = np.unique(loaded.row_of, return_index=True)
     items = loaded.table.iloc[first].reset_index(drop=True)
-    items[loaded.label] = [_as_text(label) for label in loaded.given[: loaded.num_rows]]
+    items[loaded.label] = [_as_text(label) for label in loaded.given_labels[: loaded.num_rows]]
     return items
 
 
@@ -191,7 +191,7 @@ def _final_labels(loaded: LoadedData, decisions: Decisions) -> list[Any]:
     final = tables.final_labels(loaded.data, decisions)[: loaded.num_rows]
     names = tables.label_names(loaded.data, final)
     stays = final == decisions.given_label[: loaded.num_rows]
-    cells = loaded.given[: loaded.num_rows]
+    cells = loaded.given_labels[: loaded.num_rows]
     return [_as_text(cell if same else name) for cell, same, name in zip(cells, stays, names, strict=True)]
 
 
