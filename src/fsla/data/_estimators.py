@@ -104,6 +104,7 @@ class _TrustedEstimator(BaseEstimator):  # type: ignore[misc]
             seed=int(check_random_state(self.random_state).randint(2**20)),
             progress=self.progress_callback,
             should_stop=self.should_stop,
+            device=self.device,
         )
         self._set_results(fit, builder)
         return fit

@@ -204,6 +204,7 @@ class CrossFit:
         seed: Of everything random.
         progress: Called with a text, the number of strategies that are done, and their number.
         should_stop: Asked before each strategy from the fourth on; those that remain are skipped.
+        device: "auto", "cpu" or "cuda", for the network that turns images into features.
     """
 
     def __init__(
@@ -216,13 +217,14 @@ class CrossFit:
         seed: int,
         progress: Progress | None = None,
         should_stop: Callable[[], bool] | None = None,
+        device: str = "auto",
     ) -> None:
         self.data, self.seed, self.folds = data, seed, folds
         self.fold = assign_folds(data, folds, seed)
         self.visible = [hide_votes(data, self.fold == fold) for fold in range(folds)]
         self.trunk: ImageTrunk | None = None
         if data.features.images is not None and any(learner.is_linear for learner in learners):
-            self._embed_images(progress)
+            self._embed_images(progress, device)
         self.candidates: list[Candidate] = []
         self.skipped: list[str] = []
         for index, strategy in enumerate(strategies):
@@ -235,12 +237,12 @@ class CrossFit:
             self.candidates += self._train(strategy, learners)
         self.judge_rows, self.judge_labels = _judges(data)
 
-    def _embed_images(self, progress: Progress | None) -> None:
+    def _embed_images(self, progress: Progress | None, device: str) -> None:
         """Let networks turn images into dense features; each fold has one that did not see its votes."""
         from fsla.data._network_learners import fit_trunks
 
         parts = [*self.visible, self.data]
-        trunks = fit_trunks(parts, seed=self.seed, progress=progress)
+        trunks = fit_trunks(parts, seed=self.seed, device=device, progress=progress)
         if trunks:
             *self.visible, self.data = (t.transform_data(part) for t, part in zip(trunks, parts, strict=True))
             self.trunk = trunks[-1]
@@ -416,6 +418,7 @@ def fit_data(
     seed: int = 0,
     progress: Progress | None = None,
     should_stop: Callable[[], bool] | None = None,
+    device: str = "auto",
 ) -> DataFit:
     """Train, calibrate and average candidates, and judge rows and groups by the average.
 
@@ -427,6 +430,7 @@ def fit_data(
         seed: Of everything random.
         progress: Called with a text, the number of steps that are done, and their number.
         should_stop: Asked between strategies; those that remain are skipped.
+        device: "auto", "cpu" or "cuda", for the network that turns images into features.
 
     Raises:
         ValueError: There is nothing to learn from.
@@ -448,6 +452,7 @@ def fit_data(
         seed=seed,
         progress=progress,
         should_stop=should_stop,
+        device=device,
     )
     baseline = [c for c in fit.candidates if not c.strategy.uses_checked_labels]
     candidates = [c for c in fit.candidates if c.strategy.uses_checked_labels] or baseline
