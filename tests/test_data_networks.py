@@ -23,11 +23,13 @@ from fsla.data._network_learners import (
     attach_module,
     augment_images,
     fit_trunk,
+    fit_trunks,
     image_tensor,
     is_image_like,
 )
 from fsla.data._predictors import EnsemblePredictor, predictor_from_state
-from fsla.data._strategies import checked_mass, vote_mass
+from fsla.data._selection import fit_data
+from fsla.data._strategies import AllData, checked_mass, vote_mass
 
 SHORT = Recipe(steps=1, min_epochs=2, max_epochs=2, batch_size=64)
 CHECKED = 100
@@ -262,6 +264,34 @@ def test_trunk_same_seed_returns_same_features_on_any_number_of_threads(sources)
             torch.set_num_threads(before)
     assert np.array_equal(features[0], features[1])
     assert not np.array_equal(features[0], features[2])
+
+
+def test_fit_data_on_images_gives_each_fold_its_trunk(sources):
+    """Out-of-fold predictions come from networks that did not see the row's vote, and the result can be saved."""
+    data, y = sources
+    use = data.votes.row < 500
+    data = replace(data, votes=Votes(data.votes.row[use], data.votes.group[use], data.votes.label[use]))
+    fit = fit_data(data, strategies=[AllData()], learners=[LinearLearner()], folds=2, device="cpu")
+    new = data.features.take(np.arange(900, 1000))
+    prediction = fit.predictor.predict(new)
+    assert (prediction.argmax(1) == y[900:]).mean() > 0.85
+    assert np.array_equal(through_json(fit.predictor).predict(new), prediction)
+    flipped = data.votes.group == 3
+    of_vote = fit.out_of_fold[data.votes.row, data.votes.label]
+    assert of_vote[flipped].mean() < 0.5 * of_vote[~flipped].mean()
+    with pytest.raises(ValueError, match="images"):
+        fit.predictor.predict(replace(new, images=None))
+
+
+def test_trunk_training_ends_with_an_exception_of_progress(sources):
+    """A user who interrupts must not wait for all networks."""
+    data, _ = sources
+
+    def progress(text, done, total):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fit_trunks([data] * 4, recipe=Recipe(min_epochs=1000, max_epochs=1000), progress=progress)
 
 
 def test_trunk_without_enough_labels_is_none(sources):

@@ -107,6 +107,7 @@ class _TrustedEstimator(BaseEstimator):  # type: ignore[misc]
             device=self.device,
             progress=self.progress_callback,
             should_stop=self.should_stop,
+            device=self.device,
         )
         self._set_results(fit, builder)
         return fit

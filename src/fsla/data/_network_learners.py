@@ -24,6 +24,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import avg_pool2d, pad
 
+from fsla._checks import pick_device
 from fsla.data._data_fit import Predictor
 from fsla.data._dataset import Array, Features, Task, TrainingData
 from fsla.data._learners import Learner, row_weights
@@ -62,11 +63,6 @@ def seeded(seed: int) -> Iterator[None]:
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         yield
-
-
-def default_device() -> torch.device:
-    """Return the GPU if there is one, else the CPU."""
-    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
 # --- Training --------------------------------------------------------------------------------------------------------
@@ -378,7 +374,7 @@ def fit_trunks(
     seed: int = 0,
     recipe: Recipe | None = None,
     width: int | None = None,
-    device: torch.device | str | None = None,
+    device: str = "auto",
     progress: Progress | None = None,
 ) -> list[ImageTrunk]:
     """Train a network for each of several choices of the votes. Return none if one has too few to learn from.
@@ -391,7 +387,7 @@ def fit_trunks(
         seed: Of everything random.
         recipe: How to train. Default: by the kind of image and the device.
         width: Channels of the first layer. Default: 32 for grey images; for colour 64 on a GPU, 16 on a CPU.
-        device: Default: the GPU if there is one.
+        device: "auto" (the GPU if there is one), "cpu" or "cuda".
         progress: Called with a text, the number of epochs that are done, and their number.
     """
     masses = [mass for mass in map(_mean_votes, parts) if mass is not None]
@@ -399,7 +395,7 @@ def fit_trunks(
         return []
     first = parts[0]
     assert first.features.images is not None
-    where = torch.device(device) if device is not None else default_device()
+    where = pick_device(device)
     images = image_tensor(first.features.images)
     recipe = _image_recipe(recipe, images, where, first.task)
     outputs = first.num_classes if first.task == "classification" else 1
@@ -517,7 +513,7 @@ def _load_image_model(options: Mapping[str, Any], arrays: Mapping[str, Array]) -
         int(options["channels"]), int(options["outputs"]), int(options["width"]), bool(options["residual"])
     )
     load_module_arrays(network, arrays)
-    return network.eval().to(default_device())
+    return network.eval().to(pick_device("auto"))
 
 
 # --- Learners --------------------------------------------------------------------------------------------------------
@@ -676,14 +672,12 @@ class ImageNetwork(Learner):
     Args:
         recipe: How to train.
         width: Channels of the first layer.
-        device: Default: the GPU if there is one.
+        device: "auto" (the GPU if there is one), "cpu" or "cuda".
     """
 
     name = "image network"
 
-    def __init__(
-        self, *, recipe: Recipe | None = None, width: int | None = None, device: torch.device | str | None = None
-    ) -> None:
+    def __init__(self, *, recipe: Recipe | None = None, width: int | None = None, device: str = "auto") -> None:
         self.recipe, self.width, self.device = recipe, width, device
 
     def supports(self, data: TrainingData) -> bool:
@@ -697,7 +691,7 @@ class ImageNetwork(Learner):
         if constant is not None:
             return [constant]
         assert features.images is not None
-        device = torch.device(self.device) if self.device is not None else default_device()
+        device = pick_device(self.device)
         use = row_weights(both, task) > 0
         images = image_tensor(features.images[use])
         outputs = mass.shape[1] if task == "classification" else 1
@@ -793,7 +787,7 @@ class ModuleLearner(Learner):
             array as it was passed, else the dense features.
         name: As the report shows it.
         recipe: How to train.
-        device: Default: the GPU if there is one.
+        device: "auto" (the GPU if there is one), "cpu" or "cuda".
     """
 
     def __init__(
@@ -803,7 +797,7 @@ class ModuleLearner(Learner):
         inputs: Inputs = module_inputs,
         name: str = "module",
         recipe: Recipe | None = None,
-        device: torch.device | str | None = None,
+        device: str = "auto",
     ) -> None:
         self.module, self.inputs, self.device = module, inputs, device
         self.name = name
@@ -815,7 +809,7 @@ class ModuleLearner(Learner):
         constant = constant_model(both, task)
         if constant is not None:
             return [constant]
-        device = torch.device(self.device) if self.device is not None else default_device()
+        device = pick_device(self.device)
         module = copy.deepcopy(self.module).to(device)
         use = row_weights(both, task) > 0
         x = torch.from_numpy(self.inputs(features))[torch.from_numpy(use)].to(device)
