@@ -82,7 +82,7 @@ def training(
     json_file: JSONFile = None,
     commit: Commit = None,
 ) -> None:
-    """What weights of data sources cost a training run that learns them on the way, in plain steps."""
+    """What weights of data sources cost a training run that learns them as it goes, in plain steps."""
     from fsla._checks import pick, pick_device
     from fsla_benchmarks import steps as benchmark
 

@@ -58,16 +58,26 @@ def row_weights(mass: Array, task: Task) -> Array:
 def logistic_loss(
     coef: Array, features: Array, mass: Array, penalty: float, toward: Array | None = None
 ) -> tuple[float, Array]:
-    """Return the mean cross-entropy of a mass plus penalty/2 x squared distance, and the gradient in `coef`."""
-    weight = mass.sum(1, keepdims=True)
-    scores = features @ coef.astype(features.dtype)
-    scores -= scores.max(1, keepdims=True)
+    """Return the cross-entropy of a mass plus penalty/2 x squared distance, and the gradient in `coef`.
+
+    Args:
+        coef: Columns x classes.
+        features: Rows x columns.
+        mass: Classes x rows: sums over the few classes are faster along the first axis.
+        penalty: Of half the squared distance.
+        toward: Coefficients from which the distance is measured. Default: 0.
+    """
+    weight = mass.sum(0)
+    scores = coef.T.astype(features.dtype) @ features.T
+    scores -= scores.max(0)
     e = np.exp(scores)
-    normaliser = e.sum(1, keepdims=True)
-    loss = float((weight * np.log(normaliser)).sum()) - float((mass * scores).sum())
-    slope = features.T @ (weight * e / normaliser - mass)
+    normaliser = e.sum(0)
+    loss = float(weight @ np.log(normaliser)) - float(np.vdot(mass, scores))
+    e *= weight / normaliser
+    e -= mass
+    slope = features.T @ e.T
     distance = coef if toward is None else coef - toward
-    total = loss + penalty / 2 * float((distance * distance).sum())
+    total = loss + penalty / 2 * float(np.vdot(distance, distance))
     return total, slope.astype(np.float64) + penalty * distance
 
 
@@ -96,7 +106,7 @@ def fit_logistic(
     if not use.any():
         return np.zeros(shape) if toward is None else toward
     z = features[use].astype(np.float32)
-    m = (mass[use] / weight.sum()).astype(np.float32)
+    m = np.ascontiguousarray((mass[use] / weight.sum()).T.astype(np.float32))
     if start is None:
         start = np.zeros(shape) if toward is None else toward
 
@@ -294,8 +304,9 @@ LARGE_TABLE = 2000
 
 def default_learners(data: TrainingData) -> tuple[Learner, ...]:
     """Return the learners that are tried for this data."""
+    from fsla.data._network_learners import MLP
     from fsla.data._trees import BoostingLearner, ForestLearner
 
     trees = ForestLearner() if len(data.features) < LARGE_TABLE else BoostingLearner()
-    learners: tuple[Learner, ...] = (LinearLearner(), FineTunedLinearLearner(), trees)
+    learners: tuple[Learner, ...] = (LinearLearner(), FineTunedLinearLearner(), trees, MLP())
     return tuple(learner for learner in learners if learner.supports(data))

@@ -140,6 +140,10 @@ _KINDS = {
     "constant": "fsla.data._predictors:ConstantPredictor",
     "trees": "fsla.data._trees:TreePredictor",
     "ensemble": "fsla.data._predictors:EnsemblePredictor",
+    "trunk": "fsla.data._network_learners:TrunkPredictor",
+    "mlp": "fsla.data._network_learners:MLPPredictor",
+    "image_network": "fsla.data._network_learners:NetworkPredictor",
+    "module": "fsla.data._network_learners:ModulePredictor",
 }
 """Where the class of each kind of state is. Networks are imported only where one is read."""
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from time import perf_counter
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -32,11 +33,16 @@ from fsla.data._strategies import (
     empty_mass,
 )
 
+if TYPE_CHECKING:
+    from fsla.data._network_learners import ImageTrunk
+
 Progress = Callable[[str, int, int], None]
 _TEMPERATURES = np.exp(np.linspace(-1.2, 1.4, 27))
 _TEMPERATURE_SPREAD = 0.5
 """Standard deviation of the prior of log T."""
 _DRAWS = 200
+LEARNING_RATE = 0.5
+"""Power of the likelihood: cross-fitted losses of some hundred rows are less certain than they look."""
 MIN_CHECKED_ROWS = 10
 """Fewer checked rows cannot choose among candidates."""
 MIN_SHARE = 0.01
@@ -68,16 +74,16 @@ def find_temperature(predictions: Array, labels: Array) -> float:
 
 
 def pseudo_bma(losses: Array, *, draws: int = _DRAWS, seed: int = 0) -> Array:
-    """Return shares of candidates by Bayesian-bootstrap pseudo-BMA.
+    """Return weights of models by Bayesian-bootstrap pseudo-BMA.
 
     Args:
-        losses: Candidates x rows, negative log-likelihoods.
+        losses: Models x rows, negative log-likelihoods.
         draws: Of the weights of rows.
         seed: Of the draws.
     """
     n = losses.shape[1]
     weight = np.random.default_rng(seed).dirichlet(np.ones(n), draws) * n
-    scores = -weight @ losses.T
+    scores = -LEARNING_RATE * weight @ losses.T
     scores -= scores.max(1, keepdims=True)
     e = np.exp(scores)
     return np.asarray((e / e.sum(1, keepdims=True)).mean(0))
@@ -85,38 +91,59 @@ def pseudo_bma(losses: Array, *, draws: int = _DRAWS, seed: int = 0) -> Array:
 
 @dataclass(frozen=True, eq=False)
 class Shares:
-    """What some checked rows choose: a penalty, a temperature and a share for each candidate."""
+    """What some checked rows choose.
 
-    penalty: list[int]
-    temperature: Array
-    share: Array
+    Attributes:
+        weights: For each candidate, the weight of each penalty in the average; all together they sum to 1.
+        temperatures: Of the same models.
+        loss: Mean loss of each candidate, averaged over its penalties.
+        penalty_weights: The weights of penalties within each candidate, which sum to 1.
+    """
+
+    weights: list[Array]
+    temperatures: list[Array]
     loss: Array
+    penalty_weights: list[Array]
+
+    @property
+    def share(self) -> Array:
+        """Return the weight of each candidate."""
+        return np.array([weight.sum() for weight in self.weights])
+
+    def only(self, candidate: int) -> Shares:
+        """Return the choice among the penalties of one candidate."""
+        weight = self.penalty_weights[candidate]
+        return Shares([weight], [self.temperatures[candidate]], self.loss[[candidate]], [weight])
 
 
 def choose_shares(predictions: Sequence[Sequence[Array]], labels: Array) -> Shares:
-    """Return the choice of some checked rows.
+    """Return the choice of some checked rows: first among a candidate's penalties, then among candidates.
 
     Args:
         predictions: For each candidate and penalty, predictions of these rows.
         labels: Their true labels.
     """
-    penalty, temperature, losses = [], [], []
-    for path in predictions:
-        best = int(np.argmin([row_losses(p, labels).mean() for p in path]))
-        prediction, t = path[best], 1.0
-        if prediction.ndim == 2:
-            t = find_temperature(prediction, labels)
-            prediction = apply_temperature(prediction, t)
-        penalty.append(best)
-        temperature.append(t)
-        losses.append(row_losses(prediction, labels))
-    table = np.stack(losses)
-    mean = table.mean(1)
-    if predictions[0][0].ndim == 1:
-        table = table / (2 * max(float(np.median(mean)), 1e-12))
-    share = pseudo_bma(table)
-    share = np.where(share >= min(MIN_SHARE, share.max()), share, 0.0)
-    return Shares(penalty, np.array(temperature), share / share.sum(), mean)
+    classification = predictions[0][0].ndim == 2
+    temperatures = [
+        np.array([find_temperature(p, labels) if classification else 1.0 for p in path]) for path in predictions
+    ]
+    if classification:
+        predictions = [
+            [apply_temperature(p, t) for p, t in zip(path, temperature, strict=True)]
+            for path, temperature in zip(predictions, temperatures, strict=True)
+        ]
+    # Squared errors become log-likelihoods at the noise level of a middling model.
+    losses = [np.stack([row_losses(p, labels) for p in path]) for path in predictions]
+    scale = 1.0 if classification else 2 * max(float(np.median([table.mean(1).min() for table in losses])), 1e-12)
+    penalty_weights = [pseudo_bma(table / scale) for table in losses]
+    averages = [np.tensordot(w, np.stack(path), 1) for w, path in zip(penalty_weights, predictions, strict=True)]
+    table = np.stack([row_losses(average, labels) for average in averages])
+    share = pseudo_bma(table / scale)
+    weights = [s * w for s, w in zip(share, penalty_weights, strict=True)]
+    least = min(MIN_SHARE, max(w.max() for w in weights))
+    weights = [np.where(w >= least, w, 0.0) for w in weights]
+    total = sum(w.sum() for w in weights)
+    return Shares([w / total for w in weights], temperatures, table.mean(1), penalty_weights)
 
 
 # --- Cross-fitting ---------------------------------------------------------------------------------------------------
@@ -193,6 +220,9 @@ class CrossFit:
         self.data, self.seed, self.folds = data, seed, folds
         self.fold = assign_folds(data, folds, seed)
         self.visible = [hide_votes(data, self.fold == fold) for fold in range(folds)]
+        self.trunk: ImageTrunk | None = None
+        if data.features.images is not None and any(learner.is_linear for learner in learners):
+            self._embed_images(progress)
         self.candidates: list[Candidate] = []
         self.skipped: list[str] = []
         for index, strategy in enumerate(strategies):
@@ -204,6 +234,16 @@ class CrossFit:
                 progress(strategy.name, index, len(strategies))
             self.candidates += self._train(strategy, learners)
         self.judge_rows, self.judge_labels = _judges(data)
+
+    def _embed_images(self, progress: Progress | None) -> None:
+        """Let networks turn images into dense features; each fold has one that did not see its votes."""
+        from fsla.data._network_learners import fit_trunks
+
+        parts = [*self.visible, self.data]
+        trunks = fit_trunks(parts, seed=self.seed, progress=progress)
+        if trunks:
+            *self.visible, self.data = (t.transform_data(part) for t, part in zip(trunks, parts, strict=True))
+            self.trunk = trunks[-1]
 
     def _train(self, strategy: Strategy, learners: Sequence[Learner]) -> list[Candidate]:
         """Return the strategy with each learner that suits it, trained without each fold in turn."""
@@ -226,7 +266,7 @@ class CrossFit:
             for fold, models in enumerate(candidate.models):
                 inside = np.nonzero(part == fold)[0]
                 if len(inside):
-                    features = self.data.features.take(rows[inside])
+                    features = self.visible[fold].features.take(rows[inside])
                     for array, model in zip(path, models, strict=True):
                         array[inside] = model.predict(features)
             predictions.append(path)
@@ -244,7 +284,7 @@ class CrossFit:
             inside = np.nonzero(self.fold[rows] == fold)[0]
             if len(inside):
                 ensemble = build_ensemble(self.data, [c.models[fold] for c in candidates], shares)
-                result[inside] = ensemble.predict(self.data.features.take(rows[inside]))
+                result[inside] = ensemble.predict(self.visible[fold].features.take(rows[inside]))
         return result
 
     def refit(self, candidates: Sequence[Candidate], shares: Shares) -> tuple[EnsemblePredictor, Array]:
@@ -262,6 +302,14 @@ class CrossFit:
                     paths[i] = path
                     candidates[i].seconds += spent
         return build_ensemble(self.data, paths, shares), vote_weight
+
+    def with_trunk(self, predictor: Predictor) -> Predictor:
+        """Return the predictor with the network that turns images into its features."""
+        if self.trunk is None:
+            return predictor
+        from fsla.data._network_learners import TrunkPredictor
+
+        return TrunkPredictor(self.trunk, predictor)
 
 
 def weigh_votes(data: TrainingData, belief: Belief) -> Array:
@@ -289,14 +337,14 @@ def suited_learners(data: TrainingData, strategy: Strategy, learners: Sequence[L
 
 
 def build_ensemble(data: TrainingData, paths: Sequence[Sequence[Predictor]], shares: Shares) -> EnsemblePredictor:
-    """Return the average of the chosen model of each path."""
-    members = [i for i in range(len(paths)) if shares.share[i] > 0]
-    return EnsemblePredictor(
-        tuple(paths[i][shares.penalty[i]] for i in members),
-        shares.share[members],
-        shares.temperature[members],
-        data.task,
-    )
+    """Return the average of the models that have a weight."""
+    members, weights, temperatures = [], [], []
+    for path, weight, temperature in zip(paths, shares.weights, shares.temperatures, strict=True):
+        for j in np.nonzero(weight)[0]:
+            members.append(path[int(j)])
+            weights.append(weight[j])
+            temperatures.append(temperature[j])
+    return EnsemblePredictor(tuple(members), np.array(weights), np.array(temperatures), data.task)
 
 
 def empty_prediction(data: TrainingData, rows: int) -> Array:
@@ -414,10 +462,10 @@ def fit_data(
     if len(data.checked_rows) and baseline:
         best = f"{scores[0].strategy}, {scores[0].learner}"
         comparison = compare(fit, candidates, baseline, out_of_fold, scale, best)
-    diagnosis = diagnose(data, out_of_fold, fit.fold, seed, scale)
+    diagnosis = diagnose(fit.data, out_of_fold, fit.fold, seed, scale)
     return DataFit(
         data=original,
-        predictor=replace(predictor, offset=offset, scale=scale),
+        predictor=fit.with_trunk(replace(predictor, offset=offset, scale=scale)),
         candidates=scores,
         out_of_fold=out_of_fold * scale + offset,
         posterior=diagnosis.posterior * scale + offset,
@@ -444,26 +492,14 @@ def check_data(data: TrainingData) -> None:
 
 def _scores(fit: CrossFit, candidates: Sequence[Candidate], shares: Shares, scale: float) -> tuple[CandidateScore, ...]:
     """Return what to report of each candidate, the largest share first."""
-    data = fit.data
     scores = []
     for i, candidate in enumerate(candidates):
         accuracy, loss = None, float(shares.loss[i])
-        if data.task == "classification":
-            chosen = [[models[shares.penalty[i]]] for models in candidate.models]
-            single = Candidate(candidate.strategy, candidate.learner, [list[Predictor](c) for c in chosen])
-            one = Shares([0], shares.temperature[[i]], np.ones(1), shares.loss[[i]])
-            prediction = fit.predict([single], [one] * fit.folds, fit.judge_rows)
+        if fit.data.task == "classification":
+            prediction = fit.predict([candidate], [shares.only(i)] * fit.folds, fit.judge_rows)
             accuracy = float((prediction.argmax(1) == fit.judge_labels).mean())
         else:
             loss *= scale**2
-        scores.append(
-            CandidateScore(
-                candidate.strategy.name,
-                candidate.learner.name,
-                float(shares.share[i]),
-                loss,
-                accuracy,
-                candidate.seconds,
-            )
-        )
+        share, seconds = float(shares.share[i]), candidate.seconds
+        scores.append(CandidateScore(candidate.strategy.name, candidate.learner.name, share, loss, accuracy, seconds))
     return tuple(sorted(scores, key=lambda s: (-s.share, s.loss)))

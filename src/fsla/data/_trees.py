@@ -184,11 +184,16 @@ class TreeLearner(Learner):
 
 
 class ForestLearner(TreeLearner):
-    """Extremely randomised trees."""
+    """Extremely randomised trees.
+
+    Args:
+        num_trees: Number of trees.
+        min_leaf: Least rows of a leaf. Default: 2 for classes, 5 for numbers.
+    """
 
     name = "forest"
 
-    def __init__(self, num_trees: int = 40, min_leaf: int = 2) -> None:
+    def __init__(self, num_trees: int = 40, min_leaf: int | None = None) -> None:
         self.num_trees, self.min_leaf = num_trees, min_leaf
 
     def train(
@@ -198,7 +203,8 @@ class ForestLearner(TreeLearner):
         from sklearn.ensemble import ExtraTreesClassifier, ExtraTreesRegressor
 
         kind = ExtraTreesRegressor if task == "regression" else ExtraTreesClassifier
-        forest = kind(n_estimators=self.num_trees, min_samples_leaf=self.min_leaf, random_state=seed)
+        least = self.min_leaf or (5 if task == "regression" else 2)
+        forest = kind(n_estimators=self.num_trees, min_samples_leaf=least, random_state=seed)
         forest.fit(binned, labels, sample_weight=weight)
         columns = forest.classes_ if task == "classification" else np.zeros(1, dtype=np.intp)
         trees = []
@@ -223,7 +229,12 @@ class ForestLearner(TreeLearner):
 
 
 class BoostingLearner(TreeLearner):
-    """Histogram gradient boosting with small trees."""
+    """Histogram gradient boosting with small trees.
+
+    Args:
+        num_iterations: Number of boosting steps.
+        num_leaves: Most leaves of a tree.
+    """
 
     name = "boosting"
 
