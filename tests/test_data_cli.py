@@ -247,6 +247,7 @@ def test_options_of_the_command_reach_clean(tmp_path, monkeypatch):
         "features": ("--feature-columns", "x"), "ignore": ("--ignore-columns", "z"), "encoder": ("--encoder", "dir"),
         "relabel": ("--relabel", "all"), "review": ("--review", "7"), "missing": ("--missing", "error"),
         "task": ("--task", "regression"), "image_size": ("--image-size", "32"), "random_state": ("--seed", "3"),
+        "device": ("--device", "cpu"),
     }  # fmt: skip
     arguments = [part for pair in options.values() for part in pair]
     done = run("clean", "d.csv", *arguments, "--trusted", "t.csv", "--trusted", "r.csv", "-o", tmp_path / "out")
@@ -354,6 +355,9 @@ def test_messages_name_the_flags_of_the_command(tmp_path):
     """Whoever types a command has no `annotator=` to set."""
     (tmp_path / "x.csv").write_text("x,label\n1,a\n2,b\n")
     done = run("clean", tmp_path / "x.csv", "--annotator-column", "x", "-o", tmp_path / "out")
-    assert done.text == "--annotator-column needs --id-column, the column that says which rows are labels of one sample."
+    expected = "--annotator-column needs --id-column, the column that says which rows are labels of one sample."
+    assert done.text == expected
+        done.text == "--annotator-column needs --id-column, the column that says which rows are labels of one sample."
+    )
     done = run("clean", tmp_path / "x.csv", "--task", "regression", "-o", tmp_path / "out")
     assert done.text.endswith("Correct them, or set --task classification.")

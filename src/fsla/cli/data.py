@@ -195,6 +195,7 @@ def _run(
         "relabel": relabel,
         "review": review,
         "random_state": random_state,
+        "device": device,
         "should_stop": _deadline(time_limit),
     }
     if demo:

@@ -49,8 +49,9 @@ def clean(
     relabel: Relabel = "sure",
     review: int = 50,
     strategies: Sequence[str | Strategy] | None = None,
-    learners: Sequence[str | Learner] | None = None,
+    learners: Sequence[str | Learner | Any] | None = None,
     random_state: int = 0,
+    device: str = "auto",
     progress: Progress | None = None,
     should_stop: Callable[[], bool] | None = None,
 ) -> CleaningResult:
@@ -77,8 +78,9 @@ def clean(
         relabel: "sure" corrects labels from a probability of .9, "all" every label that looks wrong.
         review: number of rows to review.
         strategies: what to try, by name or as objects. Default: what suits the data.
-        learners: what to train, by name or as objects. Default: what suits the data.
+        learners: what to train: names, objects, or estimators of scikit-learn. Default: what suits the data.
         random_state: seed of everything random.
+        device: where networks on images are trained: "auto", "cpu" or "cuda".
         progress: called with a text, the number of steps done, and their number.
         should_stop: asked between strategies; the remaining ones are skipped.
 
@@ -115,9 +117,10 @@ def clean(
     )
     fit = fit_data(
         loaded.data,
-        strategies=None if strategies is None else choose_strategies(strategies, loaded.data),
-        learners=None if learners is None else choose_learners(learners, loaded.data),
+        strategies=choose_strategies(strategies, loaded.data),
+        learners=choose_learners(learners, loaded.data),
         seed=random_state,
+        device=device,
         progress=progress,
         should_stop=should_stop,
     )

@@ -107,20 +107,13 @@ class _TrustedEstimator(BaseEstimator):  # type: ignore[misc]
             device=self.device,
             progress=self.progress_callback,
             should_stop=self.should_stop,
-            device=self.device,
         )
         self._set_results(fit, builder)
         return fit
 
     def _choose_learners(self, data: TrainingData, pred_probs: Any) -> list[Learner]:
         """Return learners by their names, estimators wrapped, and predictions from elsewhere."""
-        known = {learner.name: learner for learner in default_learners(data)}
-        learners: list[Learner] = []
-        for item in known.values() if self.learners is None else self.learners:
-            if isinstance(item, str):
-                learners.append(pick(item, known, "learner"))
-            else:
-                learners.append(item if isinstance(item, Learner) else EstimatorLearner(item))
+        learners = choose_learners(self.learners, data)
         if pred_probs is not None:
             predictions = np.asarray(pred_probs, dtype=np.float64)
             n = len(data.features)
@@ -425,6 +418,18 @@ class GroupWeigher(_TrustedEstimator):
         """Return accuracy, or R² in regression."""
         prediction = self.predict(X)
         return float(r2_score(y, prediction) if self.task_ == "regression" else accuracy_score(y, prediction))
+
+
+def choose_learners(chosen: Sequence[str | Learner | Any] | None, data: TrainingData) -> list[Learner]:
+    """Return learners by their names, and estimators of scikit-learn wrapped. Default: all that suit the data."""
+    known = {learner.name: learner for learner in default_learners(data)}
+    learners: list[Learner] = []
+    for item in known.values() if chosen is None else chosen:
+        if isinstance(item, str):
+            learners.append(pick(item, known, "learner"))
+        else:
+            learners.append(item if isinstance(item, Learner) else EstimatorLearner(item))
+    return learners
 
 
 def choose_strategies(chosen: Sequence[str | Strategy] | None, data: TrainingData) -> list[Strategy]:

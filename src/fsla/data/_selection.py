@@ -252,7 +252,7 @@ class CrossFit:
         from fsla.data._network_learners import fit_trunks
 
         parts = [*self.visible, self.data]
-        trunks = fit_trunks(parts, seed=self.seed, device=device, progress=progress)
+        trunks = fit_trunks(parts, seed=self.seed, device=str(device), progress=progress)
         if trunks:
             *self.visible, self.data = (t.transform_data(part) for t, part in zip(trunks, parts, strict=True))
             self.trunk = trunks[-1]
