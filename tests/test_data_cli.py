@@ -357,7 +357,5 @@ def test_messages_name_the_flags_of_the_command(tmp_path):
     done = run("clean", tmp_path / "x.csv", "--annotator-column", "x", "-o", tmp_path / "out")
     expected = "--annotator-column needs --id-column, the column that says which rows are labels of one sample."
     assert done.text == expected
-        done.text == "--annotator-column needs --id-column, the column that says which rows are labels of one sample."
-    )
     done = run("clean", tmp_path / "x.csv", "--task", "regression", "-o", tmp_path / "out")
     assert done.text.endswith("Correct them, or set --task classification.")
