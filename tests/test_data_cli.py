@@ -126,7 +126,7 @@ def test_damaged_model_file_is_refused(folder, tmp_path, position):
 
 def edits(value, path=()):
     """Yield copies of a JSON value, each with one part replaced or removed, and where that is."""
-    for bad in (None, -1, "x", [], {}, 10**30, [[]], True, 0.5, ["x"], {"a": 1}):
+    for bad in (None, -1, "x", [], 10**30, [[]], {"a": 1}):
         yield path, bad
     if isinstance(value, dict):
         for name in value:

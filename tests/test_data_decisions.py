@@ -362,7 +362,7 @@ def several_numbers(effect="same"):
     )
     groups = replace(fit.groups, noise_rate=(None, None, None))
     comparison = replace(fit.comparison, metric="root mean squared error")
-    loaded.given = numbers.mean(1).astype(object)
+    loaded.given_labels = numbers.mean(1).astype(object)
     loaded.data = data
     changes = {"posterior": true, "out_of_fold": true, "confusion": None, "noise_rate": None}
     vote_weight = np.ones(180)
@@ -383,7 +383,7 @@ def test_several_numbers_a_row_have_a_consensus():
     assert abs(bias[["web", "book"]]).max() < 0.2
     never = build_result(loaded, fit, relabel="never", review=5, seed=0, inputs={})
     means = never.cleaned["label"].astype(float).to_numpy()[20:]
-    np.testing.assert_allclose(means, np.array(loaded.given[20:], dtype=float), rtol=1e-4)
+    np.testing.assert_allclose(means, np.array(loaded.given_labels[20:], dtype=float), rtol=1e-4)
     assert "accuracy" not in render(result).replace("accuracy-", "")
 
 
