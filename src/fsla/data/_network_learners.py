@@ -675,7 +675,7 @@ class ImageNetwork(Learner):
         device: "auto" (the GPU if there is one), "cpu" or "cuda".
     """
 
-    name = "image network"
+    name = "image_network"
 
     def __init__(self, *, recipe: Recipe | None = None, width: int | None = None, device: str = "auto") -> None:
         self.recipe, self.width, self.device = recipe, width, device
@@ -815,6 +815,8 @@ class ModuleLearner(Learner):
         x = torch.from_numpy(self.inputs(features))[torch.from_numpy(use)].to(device)
         unit_mass, offset, scale = unit_targets(both[use], task)
         outputs = mass.shape[1] if task == "classification" else 1
+        if x.is_floating_point() and not bool(x.isfinite().all()):
+            raise ValueError("The rows have missing values, which a module cannot take. Fill them, or pass inputs=.")
         self._check_outputs(module, x, outputs)
         with seeded(seed):  # Random layers draw from PyTorch's own stream.
             train_network(module, x, unit_mass, task, self.recipe, seed=seed)
