@@ -234,7 +234,10 @@ def test_trunk_features_carry_heads_and_restore(sources):
     assert accuracy(paths[1], embedded, y, new) > 0.9
     model = TrunkPredictor(trunk, paths[1])
     assert np.array_equal(model.predict(data.features.take(new)), paths[1].predict(embedded.features.take(new)))
-    restored = through_json(model)
+    torch.manual_seed(0)
+    restored, drawn = through_json(model), torch.rand(1)
+    torch.manual_seed(0)
+    assert torch.equal(drawn, torch.rand(1)), "loading a model drew from PyTorch's own stream"
     assert np.array_equal(restored.predict(data.features.take(new)), model.predict(data.features.take(new)))
 
 

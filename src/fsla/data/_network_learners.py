@@ -509,9 +509,10 @@ def part_of(arrays: Mapping[str, Array], start: str) -> dict[str, Array]:
 
 
 def _load_image_model(options: Mapping[str, Any], arrays: Mapping[str, Array]) -> ImageModel:
-    network = ImageModel(
-        int(options["channels"]), int(options["outputs"]), int(options["width"]), bool(options["residual"])
-    )
+    with seeded(0):  # Loading a model leaves PyTorch's random state as it was.
+        network = ImageModel(
+            int(options["channels"]), int(options["outputs"]), int(options["width"]), bool(options["residual"])
+        )
     load_module_arrays(network, arrays)
     return network.eval().to(pick_device("auto"))
 
