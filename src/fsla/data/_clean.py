@@ -118,7 +118,7 @@ def clean(
     fit = fit_data(
         loaded.data,
         strategies=choose_strategies(strategies, loaded.data),
-        learners=choose_learners(learners, loaded.data),
+        learners=choose_learners(learners, loaded.data, device),
         seed=random_state,
         device=device,
         progress=progress,
