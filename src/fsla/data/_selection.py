@@ -197,9 +197,12 @@ def _fit_paths(
     return belief, paths, seconds
 
 
-def one_blas_thread() -> threadpool_limits:
-    """Run BLAS on one thread inside the block: the products are small, and threads would wait for each other."""
-    return threadpool_limits(1, user_api="blas")
+def one_thread() -> threadpool_limits:
+    """Run BLAS and OpenMP on one thread inside the block.
+
+    Products and histograms are small. On a busy machine their threads wait for each other thirty times as long.
+    """
+    return threadpool_limits(1)
 
 
 class CrossFit:
@@ -243,7 +246,7 @@ class CrossFit:
                 break
             if progress is not None:
                 progress(strategy.name, index, len(strategies))
-            with one_blas_thread():
+            with one_thread():
                 self.candidates += self._train(strategy, learners)
         self.judge_rows, self.judge_labels = _judges(data)
 
@@ -464,7 +467,7 @@ def fit_data(
         progress=progress,
         should_stop=should_stop,
     )
-    with one_blas_thread():
+    with one_thread():
         return _summarize(original, fit, offset, scale)
 
 
