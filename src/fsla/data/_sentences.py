@@ -9,6 +9,7 @@ from fsla.data._dataset import Task
 from fsla.data._decisions import (
     MIN_LABELS,
     SURE,
+    SUSPECT_RATE,
     Relabel,
     percent,
     percent_range,
@@ -88,6 +89,10 @@ def write_decision(figures: Figures) -> str:
         return f"{start} the labels of cleaned.csv: {_describe_correction(figures.correction)}."
     if drops:
         return f"Drop {join_names(drops)}: {figures.reason(drops[0])}."
+    rate = figures.noise_rate
+    if rate is not None and rate.low > SUSPECT_RATE:
+        wrong = f"{percent(rate.value)} of the labels are wrong ({percent_range(rate)})"
+        return f"Check more rows: {wrong}, and nothing is measurably better. {_capital(unclear)}."
     review = f" and review {join_names(reviews)}" if 0 < len(reviews) <= 3 else ""
     return f"Use the data as it is{review}: {unclear}."
 
