@@ -536,6 +536,23 @@ def test_folder_of_class_folders_loads_images_of_any_size(tmp_path):
     assert load_data(tmp_path, image_size=16).data.features.images.shape == (8, 16, 16, 3)
 
 
+def test_trusted_folder_is_matched_by_the_images_themselves(tmp_path):
+    """Two folders may both have cat/0.png, of different cats; one picture may lie in both under two names."""
+    for i in range(3):
+        write_image(tmp_path / "data" / "cat" / f"{i}.png", color=(40 * i, 0, 0))
+        write_image(tmp_path / "data" / "dog" / f"{i}.png", color=(0, 40 * i + 9, 0))
+    write_image(tmp_path / "trusted" / "dog" / "0.png", color=(80, 0, 0))
+    write_image(tmp_path / "trusted" / "cat" / "0.png", color=(0, 0, 200))
+    loaded = load_data(tmp_path / "data", trusted=tmp_path / "trusted")
+    data = loaded.data
+    assert dict(zip(loaded.ids[data.checked_rows], data.classes[data.checked_labels], strict=True)) == {
+        "cat/2.png": "dog",
+        "trusted 1": "cat",
+    }
+    assert data.features.images[6, 0, 0].tolist() == [0, 0, 200]
+    assert loaded.display(6)["image"].startswith(b"\x89PNG")
+
+
 def image_table(folder, names):
     frame = pd.DataFrame({"picture": names, "label": ["a", "b"] * (len(names) // 2)})
     frame.to_csv(folder / "x.csv", index=False)

@@ -229,7 +229,7 @@ def _figures(loaded: LoadedData, fit: DataFit, decisions: Decisions, relabel: Re
         correction=decisions.correction,
         noise_rate=None if uncovered else fit.noise_rate,
         uncovered=uncovered,
-        largest=None if best is None else (f"{best.strategy}/{best.learner}", best.share, counted),
+        largest=None if best is None else (best.strategy, best.learner, best.share, counted),
         skipped=fit.skipped,
     )
 

@@ -145,7 +145,7 @@ def load_data(
     if missing == "error":
         table.refuse_missing()
     files = [] if trusted is None else [trusted] if not isinstance(trusted, list | tuple) else list(trusted)
-    reviews = [TrustedFile(table, read_table(file, label), number) for number, file in enumerate(files)]
+    reviews = [TrustedFile(table, read_table(file, label)) for file in files]
     return _assemble(table, reviews, task, encoder, image_size, missing == "drop")
 
 

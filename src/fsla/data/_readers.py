@@ -26,7 +26,7 @@ from typing import IO, TYPE_CHECKING, Any
 import numpy as np
 
 from fsla._extras import require
-from fsla._files import FileError, open_regular, some
+from fsla._files import open_regular, some
 from fsla.data._dataset import Array
 
 if TYPE_CHECKING:
@@ -339,7 +339,7 @@ def _read_parquet(file: IO[bytes], path: Path, label: str) -> RawTable:
     try:
         table = parquet.ParquetFile(file)
         meta = table.metadata
-        _check_width(table.schema_arrow.names.__len__(), path)
+        _check_width(len(table.schema_arrow.names), path)
         _check_unpacked(sum(meta.row_group(i).total_byte_size for i in range(meta.num_row_groups)), path)
         content = table.read()
         columns = [content.column(i).to_pylist() for i in range(content.num_columns)]
@@ -660,4 +660,3 @@ _READERS: dict[str, Callable[[IO[bytes], Path, str], RawTable]] = {
     ".npz": _read_npz,
     ".npy": _read_npy,
 }
-__all__ = ["FileError", "RawTable", "read_table"]

@@ -49,8 +49,8 @@ class Figures:
     noise_rate: Estimate | None
     uncovered: Sequence[str]
     """Groups that checked rows say nothing of."""
-    largest: tuple[str, float, int] | None
-    """Name and weight of the candidate that counts most, and how many there are."""
+    largest: tuple[str, str, float, int] | None
+    """Strategy, learner and weight of the candidate that counts most, and how many there are."""
     skipped: Sequence[str]
 
     @property
@@ -220,9 +220,14 @@ def _model_lines(figures: Figures) -> list[str]:
         value = _with_range(comparison.trusted_only, comparison.metric)
         lines.append(f"Training on the {figures.num_checked} checked rows alone: {comparison.metric} {value}.")
     if figures.largest is not None:
-        name, weight, count = figures.largest
-        others = f", the average of {count} candidates; {name} counts {percent(weight)}" if count > 1 else f": {name}"
-        lines.append(f"The model is {others.removeprefix(', ').removeprefix(': ')}.")
+        strategy, learner, weight, count = figures.largest
+        if count > 1:
+            most = f"{strategy} with {learner} counts {percent(weight)}"
+            lines.append(f"The model is the average of {count} candidates; {most}.")
+        elif strategy == "nothing":
+            lines.append(f"The model is trained on everything as it is ({learner}).")
+        else:
+            lines.append(f"The model is {strategy} with {learner}.")
     return lines
 
 

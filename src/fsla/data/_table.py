@@ -364,6 +364,7 @@ class Table:
                 )
 
     def refuse_missing(self) -> None:
+        """Raise if a cell of a feature is missing."""
         counts = self.typed[[c for c in self.typed if c in {column.name for column in self.columns}]].isna().sum()
         lacking = [f"{name} ({count})" for name, count in counts.items() if count]
         if lacking:
@@ -413,6 +414,7 @@ def missing_rows(typed: pd.DataFrame, x: Array | None) -> Array:
 
 
 def read_truths(cells: Any, name: str, source: str) -> Array:
+    """Return a column of true and false as booleans; a missing cell is false."""
     codes, texts = factorize(cells)
     known = {**TOKENS, "1": True, "0": False, "1.0": True, "0.0": False}
     unknown = [text for text in texts if text.lower() not in known]
@@ -422,6 +424,7 @@ def read_truths(cells: Any, name: str, source: str) -> Array:
 
 
 def object_series(values: Sequence[Any]) -> Any:
+    """Return objects as a column; arrays among them stay whole."""
     import pandas as pd
 
     series = pd.Series([None] * len(values), dtype=object)
@@ -451,10 +454,12 @@ def _series_of_text(texts: Any) -> Any:
 
 
 def array_keys(x: Array) -> list[Any]:
+    """Return the bytes of each row."""
     return [row.tobytes() for row in np.ascontiguousarray(x)]
 
 
 def picture_digest(item: Any) -> str:
+    """Return a digest of the bytes of an image, or of its file."""
     if isinstance(item, str | Path):
         from fsla._files import open_regular
 
