@@ -9,6 +9,7 @@ import torch
 from sklearn.datasets import load_digits
 from torch import nn
 
+from fsla.data import LabelCleaner
 from fsla.data._bilevel_strategies import BilevelGroupWeights, BilevelSampleWeights, bilevel_strategies
 from fsla.data._dataset import Features, TrainingData, Votes
 from fsla.data._learners import LinearLearner
@@ -233,7 +234,10 @@ def test_trunk_features_carry_heads_and_restore(sources):
     assert accuracy(paths[1], embedded, y, new) > 0.9
     model = TrunkPredictor(trunk, paths[1])
     assert np.array_equal(model.predict(data.features.take(new)), paths[1].predict(embedded.features.take(new)))
-    restored = through_json(model)
+    torch.manual_seed(0)
+    restored, drawn = through_json(model), torch.rand(1)
+    torch.manual_seed(0)
+    assert torch.equal(drawn, torch.rand(1)), "loading a model drew from PyTorch's own stream"
     assert np.array_equal(restored.predict(data.features.take(new)), model.predict(data.features.take(new)))
 
 
@@ -426,6 +430,30 @@ def test_module_of_wrong_outputs_is_refused(table):
         ModuleLearner(nn.Linear(65, 2)).path(data.features, *masses(data), "classification", 0)
 
 
+def test_module_learner_refuses_missing_values(table):
+    """A network would return NaN for every row after one step."""
+    data, _ = table
+    raw = data.features.dense.copy()
+    raw[CHECKED, 0] = np.nan
+    features = replace(data.features, raw=raw)
+    with pytest.raises(ValueError, match="missing values"):
+        ModuleLearner(nn.Linear(65, 10)).path(features, *masses(data), "classification", 0)
+
+
+def test_label_cleaner_takes_modules_and_bilevel_strategies_by_name(digits):
+    """Users pass a module as they pass an estimator, and strategies by their names."""
+    x, y = digits[0][:500], digits[1][:500]
+    labels = y.astype(float)
+    labels[CHECKED::3] = (labels[CHECKED::3] + 1) % 10
+    checked = np.where(np.arange(500) < CHECKED, y, np.nan)
+    cleaner = LabelCleaner(
+        learners=["mlp", nn.Linear(64, 10)], strategies=["bilevel_group_weights"], cv=2, random_state=0
+    )
+    cleaner.fit(x, labels, y_checked=checked, groups=np.where(np.arange(500) % 3 == CHECKED % 3, "bad", "good"))
+    assert set(cleaner.strategy_results_["learner"]) == {"mlp", "module"}
+    assert cleaner.predict(x).shape == (500,)
+
+
 # --- Bilevel strategies ----------------------------------------------------------------------------------------------
 
 
@@ -487,6 +515,6 @@ def test_bilevel_strategies_support_groups_and_checked_rows(table):
         votes=Votes(data.votes.row, np.zeros_like(data.votes.group), data.votes.label),
     )
     unchecked = replace(data, checked_rows=data.checked_rows[:0], checked_labels=data.checked_labels[:0])
-    assert [s.name for s in bilevel_strategies(data)] == ["bilevel group weights", "bilevel sample weights"]
-    assert [s.name for s in bilevel_strategies(one)] == ["bilevel sample weights"]
+    assert [s.name for s in bilevel_strategies(data)] == ["bilevel_group_weights", "bilevel_sample_weights"]
+    assert [s.name for s in bilevel_strategies(one)] == ["bilevel_sample_weights"]
     assert bilevel_strategies(unchecked) == ()

@@ -112,7 +112,7 @@ class _BilevelStrategy(Strategy):
 class BilevelGroupWeights(_BilevelStrategy):
     """Weights of groups by bilevel optimisation: groups whose votes lower the loss on checked rows count more."""
 
-    name: ClassVar[str] = "bilevel group weights"
+    name: ClassVar[str] = "bilevel_group_weights"
 
     def supports(self, data: TrainingData) -> bool:
         """Return whether there are several groups, and checked rows to guide their weights."""
@@ -134,7 +134,7 @@ class BilevelSampleWeights(_BilevelStrategy):
     The network is linear and the run is longer, because each weight moves only when its vote is drawn.
     """
 
-    name: ClassVar[str] = "bilevel sample weights"
+    name: ClassVar[str] = "bilevel_sample_weights"
     hidden: int = 0
     steps: int = 1000
     outer_every: int = 1

@@ -78,7 +78,7 @@ def clean(
         relabel: "sure" corrects labels from a probability of .9, "all" every label that looks wrong.
         review: number of rows to review.
         strategies: what to try, by name or as objects. Default: what suits the data.
-        learners: what to train: names, objects, or estimators of scikit-learn. Default: what suits the data.
+        learners: what to train: names, estimators of scikit-learn, modules of PyTorch. Default: what suits the data.
         random_state: seed of everything random.
         device: where networks on images are trained: "auto", "cpu" or "cuda".
         progress: called with a text, the number of steps done, and their number.
@@ -118,7 +118,7 @@ def clean(
     fit = fit_data(
         loaded.data,
         strategies=choose_strategies(strategies, loaded.data),
-        learners=choose_learners(learners, loaded.data),
+        learners=choose_learners(learners, loaded.data, device),
         seed=random_state,
         device=device,
         progress=progress,

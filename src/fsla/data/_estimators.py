@@ -14,8 +14,10 @@ from sklearn.utils import check_array, check_random_state, column_or_1d
 from sklearn.utils.metaestimators import available_if
 from sklearn.utils.multiclass import check_classification_targets, type_of_target
 from sklearn.utils.validation import check_is_fitted, validate_data
+from torch import nn
 
 from fsla._checks import pick, whole_number
+from fsla.data._bilevel_strategies import bilevel_strategies
 from fsla.data._data_fit import DataFit
 from fsla.data._dataset import Array, Task, TrainingData, Votes
 from fsla.data._decisions import decide
@@ -23,6 +25,7 @@ from fsla.data._diagnostics import consensus
 from fsla.data._features import FeatureBuilder
 from fsla.data._learners import EstimatorLearner, Learner, PredictedProbabilities, default_learners
 from fsla.data._model_file import DataModel
+from fsla.data._network_learners import MLP, ImageNetwork, ModuleLearner
 from fsla.data._selection import fit_data
 from fsla.data._strategies import Strategy, default_strategies
 from fsla.data._tables import candidate_table, group_table
@@ -113,7 +116,7 @@ class _TrustedEstimator(BaseEstimator):  # type: ignore[misc]
 
     def _choose_learners(self, data: TrainingData, pred_probs: Any) -> list[Learner]:
         """Return learners by their names, estimators wrapped, and predictions from elsewhere."""
-        learners = choose_learners(self.learners, data)
+        learners = choose_learners(self.learners, data, self.device)
         if pred_probs is not None:
             predictions = np.asarray(pred_probs, dtype=np.float64)
             n = len(data.features)
@@ -188,7 +191,8 @@ class LabelCleaner(ClassifierMixin, _TrustedEstimator):  # type: ignore[misc]
 
     Args:
         strategies: What to try, by name or as `Strategy` objects. Default: all that suit the data.
-        learners: Names, `Learner` objects, or scikit-learn estimators that take `sample_weight`. Default: by data.
+        learners: Names, `Learner` objects, an `nn.Module`, or scikit-learn estimators that take `sample_weight`.
+            Default: by data.
         cv: Number of folds.
         device: "auto", "cpu" or "cuda", for networks.
         random_state: Seed.
@@ -320,7 +324,8 @@ class GroupWeigher(_TrustedEstimator):
     Args:
         task: "classification", "regression" or "auto": fractions, or more than 20 different numbers, are a regression.
         strategies: What to try, by name or as `Strategy` objects. Default: all that suit the data.
-        learners: Names, `Learner` objects, or scikit-learn estimators that take `sample_weight`. Default: by data.
+        learners: Names, `Learner` objects, an `nn.Module`, or scikit-learn estimators that take `sample_weight`.
+            Default: by data.
         cv: Number of folds.
         device: "auto", "cpu" or "cuda", for networks.
         random_state: Seed.
@@ -420,22 +425,33 @@ class GroupWeigher(_TrustedEstimator):
         return float(r2_score(y, prediction) if self.task_ == "regression" else accuracy_score(y, prediction))
 
 
-def choose_learners(chosen: Sequence[str | Learner | Any] | None, data: TrainingData) -> list[Learner]:
-    """Return learners by their names, and estimators of scikit-learn wrapped. Default: all that suit the data."""
-    known = {learner.name: learner for learner in default_learners(data)}
+def choose_learners(
+    chosen: Sequence[str | Learner | Any] | None, data: TrainingData, device: str = "auto"
+) -> list[Learner]:
+    """Return learners by their names; modules and estimators of scikit-learn are wrapped.
+
+    Args:
+        chosen: Default: all that suit the data.
+        data: To learn from.
+        device: Where networks are trained.
+    """
+    networks = [network for network in (MLP(), ImageNetwork(device=device)) if network.supports(data)]
+    known: dict[str, Learner] = {learner.name: learner for learner in [*networks, *default_learners(data)]}
     learners: list[Learner] = []
-    for item in known.values() if chosen is None else chosen:
+    for item in default_learners(data) if chosen is None else chosen:
         if isinstance(item, str):
             learners.append(pick(item, known, "learner"))
+        elif isinstance(item, nn.Module):
+            learners.append(ModuleLearner(item, device=device))
         else:
             learners.append(item if isinstance(item, Learner) else EstimatorLearner(item))
     return learners
 
 
 def choose_strategies(chosen: Sequence[str | Strategy] | None, data: TrainingData) -> list[Strategy]:
-    """Return strategies by their names. Default: all that suit the data."""
-    known = {strategy.name: strategy for strategy in default_strategies(data)}
-    items: Any = known.values() if chosen is None else chosen
+    """Return strategies by their names. Default: all that suit the data but the bilevel ones, which take seconds."""
+    known = {strategy.name: strategy for strategy in [*default_strategies(data), *bilevel_strategies(data)]}
+    items: Any = default_strategies(data) if chosen is None else chosen
     return [pick(item, known, "strategy") if isinstance(item, str) else item for item in items]
 
 

@@ -509,9 +509,10 @@ def part_of(arrays: Mapping[str, Array], start: str) -> dict[str, Array]:
 
 
 def _load_image_model(options: Mapping[str, Any], arrays: Mapping[str, Array]) -> ImageModel:
-    network = ImageModel(
-        int(options["channels"]), int(options["outputs"]), int(options["width"]), bool(options["residual"])
-    )
+    with seeded(0):  # Loading a model leaves PyTorch's random state as it was.
+        network = ImageModel(
+            int(options["channels"]), int(options["outputs"]), int(options["width"]), bool(options["residual"])
+        )
     load_module_arrays(network, arrays)
     return network.eval().to(pick_device("auto"))
 
@@ -675,7 +676,7 @@ class ImageNetwork(Learner):
         device: "auto" (the GPU if there is one), "cpu" or "cuda".
     """
 
-    name = "image network"
+    name = "image_network"
 
     def __init__(self, *, recipe: Recipe | None = None, width: int | None = None, device: str = "auto") -> None:
         self.recipe, self.width, self.device = recipe, width, device
@@ -815,6 +816,8 @@ class ModuleLearner(Learner):
         x = torch.from_numpy(self.inputs(features))[torch.from_numpy(use)].to(device)
         unit_mass, offset, scale = unit_targets(both[use], task)
         outputs = mass.shape[1] if task == "classification" else 1
+        if x.is_floating_point() and not bool(x.isfinite().all()):
+            raise ValueError("The rows have missing values, which a module cannot take. Fill them, or pass inputs=.")
         self._check_outputs(module, x, outputs)
         with seeded(seed):  # Random layers draw from PyTorch's own stream.
             train_network(module, x, unit_mass, task, self.recipe, seed=seed)
