@@ -342,7 +342,7 @@ def test_spec_unknown_names_raise():
 def test_bench_data_runs_resumes_and_fills_a_page(tmp_path, monkeypatch):
     """From the command to the tables of a page; the second call does only what is missing."""
     monkeypatch.delenv("FSLA_DATA", raising=False)
-    monkeypatch.setattr(experiment, "choose_learners", lambda data: [LEARNER, FineTunedLinearLearner()])
+    monkeypatch.setattr(experiment, "default_learners", lambda data: [LEARNER, FineTunedLinearLearner()])
     out, rows = tmp_path / "out", tmp_path / "rows.json"
     arguments = ["data", "--out", str(out), "--sets", "wine", "--checked", "50", "--json", str(rows), "--commit", "abc"]
     runner = CliRunner()

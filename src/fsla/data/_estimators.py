@@ -428,13 +428,7 @@ class GroupWeigher(_TrustedEstimator):
 def choose_learners(
     chosen: Sequence[str | Learner | Any] | None, data: TrainingData, device: str = "auto"
 ) -> list[Learner]:
-    """Return learners by their names; modules and estimators of scikit-learn are wrapped.
-
-    Args:
-        chosen: Default: all that suit the data.
-        data: To learn from.
-        device: Where networks are trained.
-    """
+    """Return learners by their names; wrap estimators of scikit-learn and modules of torch. Default: by data."""
     networks = [network for network in (MLP(), ImageNetwork(device=device)) if network.supports(data)]
     known: dict[str, Learner] = {learner.name: learner for learner in [*networks, *default_learners(data)]}
     learners: list[Learner] = []
