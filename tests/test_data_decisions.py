@@ -95,6 +95,8 @@ def test_data_with_many_wrong_labels_is_not_recommended_as_it_is():
     decision = write_decision(figures_of(comparison=fit.comparison, noise_rate=rate))
     assert decision.startswith("Check more rows: 44 % of the labels are wrong (35 to 53 %), and nothing is measurably")
     assert "Accuracy on 40 checked rows is 80.0 %" in decision
+    facts = write_facts(figures_of(comparison=fit.comparison, noise_rate=rate))
+    assert not any(line.startswith("Accuracy") for line in facts)  # once is enough
     few = write_decision(figures_of(comparison=fit.comparison, noise_rate=Estimate(0.1, 0.05, 0.2)))
     assert few.startswith("Use the data as it is: accuracy")
 

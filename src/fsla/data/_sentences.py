@@ -119,7 +119,7 @@ def join_names(names: Sequence[str], limit: int = NAMED) -> str:
 def _comparison_lines(figures: Figures) -> list[str]:
     """Say how the model does where the decision rests on something else."""
     comparison = figures.comparison
-    if comparison is None or _describe_comparison(comparison) in write_decision(figures):
+    if comparison is None or _describe_comparison(comparison).lower() in write_decision(figures).lower():
         return []
     difference = f"no measurable difference {_describe_gain(comparison)}"
     return [f"{_capital(_describe_comparison(comparison))}, {difference}."]
