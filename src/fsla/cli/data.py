@@ -253,6 +253,7 @@ def _run_demo(out: Path, options: dict[str, Any], quiet: bool) -> None:
     from fsla.data import _demo as digits
 
     demo = digits.make_demo()
+    options = options | {"learners": digits.LEARNERS}
     result = _clean(demo.table, quiet, **digits.COLUMNS, **options)
     as_it_is = _clean(
         demo.table, True, **digits.COLUMNS | {"checked": None}, ignore=["checked"], **options | {"review": 0}
