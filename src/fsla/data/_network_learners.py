@@ -216,6 +216,8 @@ class ImageModel(nn.Module):
         self.options = {"channels": channels, "outputs": outputs, "width": width, "residual": residual}
         self.register_buffer("mean", torch.zeros(channels, 1, 1))
         self.register_buffer("deviation", torch.ones(channels, 1, 1))
+        # The features of the ResNet are large: at the usual learning rate unscaled outputs diverge.
+        self.output_scale = 0.125 if residual else 1.0
         w = width
         if residual:
             layers: list[nn.Module] = [
@@ -246,7 +248,7 @@ class ImageModel(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """Return the outputs of images in uint8."""
-        outputs: Tensor = self.head(self.embed(images))
+        outputs: Tensor = self.output_scale * self.head(self.embed(images))
         return outputs
 
 
@@ -322,11 +324,11 @@ ADAMW = Recipe(lr=3e-3, weight_decay=1e-2, optimizer="adamw")
 
 
 def _image_recipe(recipe: Recipe | None, images: Tensor, device: torch.device, task: Task) -> Recipe:
-    if recipe is None:
-        recipe = Recipe() if task == "classification" else ADAMW
-        if device.type == "cuda" and images.shape[1] > 1:
-            recipe = replace(recipe, min_epochs=40)
-    return recipe
+    if recipe is not None:
+        return recipe
+    colour = images.shape[1] > 1
+    recipe = ADAMW if task == "regression" else Recipe(lr=0.2 if colour else 0.1)
+    return replace(recipe, min_epochs=40) if colour and device.type == "cuda" else recipe
 
 
 @dataclass(frozen=True, eq=False)
