@@ -75,7 +75,7 @@ class FeatureBuilder:
         encoder: local folder of a sentence-transformers model for text; by default TF-IDF with SVD.
         image_size: pixels a side that images are resized to.
 
-    Example:
+    Examples:
         >>> import pandas as pd
         >>> from fsla.data._features import FeatureBuilder
         >>> rows = pd.DataFrame({"age": ["31", "", "58"], "city": ["Rome", "Oslo", "Rome"]})
