@@ -145,7 +145,7 @@ def fabricate(
         notes=("1 blank line of data.csv is skipped.",),
         duplicates=pd.DataFrame({"row": [7], "same_as": [3], "why": ["same features"]}),
         display=lambda row: {"text": table["note"][row], "cells": {"a": table["a"][row], "b": table["b"][row]}},
-        given=table[label].to_numpy(dtype=object),
+        given_labels=table[label].to_numpy(dtype=object),
         label_names=CLASSES,
     )
     return loaded, fit

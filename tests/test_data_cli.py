@@ -2,15 +2,18 @@
 
 import json
 import re
+from contextlib import suppress
 from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 from typer.testing import CliRunner
 
 import fsla.data as data
 from browser import CHROMIUM, chromium
+from fsla import _container as container
 from fsla.cli import app
 from fsla.data import _demo as digits
 from fsla.data import _output as output
@@ -121,9 +124,48 @@ def test_damaged_model_file_is_refused(folder, tmp_path, position):
         data.load_model(tmp_path / "model")
 
 
-def test_other_file_of_fsla_is_no_model(tmp_path):
-    from fsla import _container as container
+def edits(value, path=()):
+    """Yield copies of a JSON value, each with one part replaced or removed, and where that is."""
+    for bad in (None, -1, "x", [], 10**30, [[]], {"a": 1}):
+        yield path, bad
+    if isinstance(value, dict):
+        for name in value:
+            yield (*path, name), {key: part for key, part in value.items() if key != name}
+            for where, changed in edits(value[name], (*path, name)):
+                yield where, value | {name: changed}
+    elif isinstance(value, list) and value:
+        for where, changed in edits(value[0], (*path, 0)):
+            yield where, [changed, *value[1:]]
 
+
+def test_edited_model_file_is_refused_or_predicts(folder, tmp_path):
+    """Whoever edits a file and its digest gets one message or a model, never a crash on loading."""
+    stored = container.read(folder / "out" / "model.safetensors", "fsla.data model")
+    rows = frame(5, 9)[0]
+    messages, loaded = [], []
+
+    def load(tensors, content, where):
+        (tmp_path / "x").write_bytes(container.to_bytes("fsla.data model", tensors, content))
+        try:
+            model = data.load_model(tmp_path / "x")
+        except ValueError as error:
+            messages.append(f"{error} ({where})")
+            return
+        loaded.append(where)
+        with suppress(ValueError):  # such as a column that has another name now
+            assert len(model.predict(rows)) == 5, where
+
+    for where, content in edits(stored.json):
+        load(stored.tensors, content, where)
+    for name, tensor in stored.tensors.items():
+        load({key: part for key, part in stored.tensors.items() if key != name}, stored.json, f"without {name}")
+        for changed in (tensor[None], tensor.to(torch.int32), tensor[:0], torch.ones(3, 3)):
+            load(stored.tensors | {name: changed}, stored.json, name)
+    assert [message for message in messages if not message.startswith("Cannot read")] == []
+    assert {where for where in loaded if where in {(name,) for name in stored.json}} <= {("text",)}  # {} is right there
+
+
+def test_other_file_of_fsla_is_no_model(tmp_path):
     container.write(tmp_path / "model", "a checkpoint", {}, {})
     with pytest.raises(ValueError, match=r"it holds a checkpoint, not fsla\.data model"):
         data.load_model(tmp_path / "model")
@@ -205,6 +247,7 @@ def test_options_of_the_command_reach_clean(tmp_path, monkeypatch):
         "features": ("--feature-columns", "x"), "ignore": ("--ignore-columns", "z"), "encoder": ("--encoder", "dir"),
         "relabel": ("--relabel", "all"), "review": ("--review", "7"), "missing": ("--missing", "error"),
         "task": ("--task", "regression"), "image_size": ("--image-size", "32"), "random_state": ("--seed", "3"),
+        "device": ("--device", "cpu"),
     }  # fmt: skip
     arguments = [part for pair in options.values() for part in pair]
     done = run("clean", "d.csv", *arguments, "--trusted", "t.csv", "--trusted", "r.csv", "-o", tmp_path / "out")
@@ -306,3 +349,12 @@ def test_demo_finds_the_bad_sources(tmp_path):
     assert min(summary["demo"]["precision"], summary["demo"]["recall"]) > 0.9
     assert summary["demo"]["accuracy"] > summary["demo"]["accuracy_as_it_is"]
     assert re.search(r"Demo: \d+ % of the flagged labels are wrong", done.text.splitlines()[-1])
+
+
+def test_messages_name_the_flags_of_the_command(tmp_path):
+    """Whoever types a command has no `annotator=` to set."""
+    (tmp_path / "x.csv").write_text("x,label\n1,a\n2,b\n")
+    done = run("clean", tmp_path / "x.csv", "--annotator-column", "x", "-o", tmp_path / "out")
+    assert done.text.startswith("--annotator-column needs --id-column, the column that says which rows are")
+    done = run("clean", tmp_path / "x.csv", "--task", "regression", "-o", tmp_path / "out")
+    assert done.text.endswith("Correct them, or set --task classification.")

@@ -9,7 +9,9 @@ from scipy.stats import binomtest
 
 from fabricated import fabricate, fabricated_result
 from fsla.data._clean import build_result
+from fsla.data._dataset import Votes
 from fsla.data._decisions import SURE, decide, given_labels, sign_of, uncovered_groups
+from fsla.data._report import render
 from fsla.data._result import Correction, Estimate
 from fsla.data._review import select_review
 from fsla.data._sentences import Figures, write_decision, write_facts
@@ -333,3 +335,63 @@ def test_share_of_wrong_labels_is_unknown_if_checked_rows_miss_a_group():
     result = build_result(loaded, fit, relabel="sure", review=0, seed=0, inputs={})
     assert result.noise_rate is None
     assert "Share of wrong labels: unknown, because no checked row is of forum." in result.facts
+
+
+def test_many_groups_to_review_share_a_line():
+    """Twenty lines that ask for a look are read by nobody."""
+    groups = [(f"g{i}", 50, "review", "weight 0.10") for i in range(9)]
+    _, fit = fabricate("same")
+    facts = write_facts(figures_of(groups=groups, comparison=fit.comparison))
+    assert "Review 9 groups → group_weights.csv: g0, g1, g2, g3, g4, g5 and 3 more." in facts
+    few = write_facts(figures_of(groups=groups[:2], comparison=fit.comparison))
+    assert few[:2] == ("Review g0: weight 0.10.", "Review g1: weight 0.10.")
+
+
+def several_numbers(effect="same"):
+    """Return a fit of 60 rows with three numbers each, of which the third annotator's are 5 too high."""
+    rng = np.random.default_rng(0)
+    true = rng.standard_normal(60)
+    numbers = true[:, None] + 0.1 * rng.standard_normal((60, 3)) + np.array([0.0, 0.0, 5.0])
+    loaded, fit = fabricate(effect, n=60, checked=20)
+    data = replace(
+        fit.data,
+        task="regression",
+        votes=Votes(np.repeat(np.arange(60), 3), np.tile(np.arange(3), 60), numbers.ravel()),
+        checked_labels=true[:20],
+        classes=None,
+    )
+    groups = replace(fit.groups, noise_rate=(None, None, None))
+    comparison = replace(fit.comparison, metric="root mean squared error")
+    loaded.given_labels = numbers.mean(1).astype(object)
+    loaded.data = data
+    changes = {"posterior": true, "out_of_fold": true, "confusion": None, "noise_rate": None}
+    vote_weight = np.ones(180)
+    fit = replace(fit, data=data, groups=groups, comparison=comparison, vote_weight=vote_weight, **changes)
+    return loaded, fit, true
+
+
+def test_several_numbers_a_row_have_a_consensus():
+    """The mean of three is that of two and a biased one."""
+    loaded, fit, true = several_numbers()
+    result = build_result(loaded, fit, relabel="sure", review=5, seed=0, inputs={})
+    written = result.cleaned["label"].astype(float).to_numpy()
+    np.testing.assert_allclose(written, true, atol=1e-4)
+    assert "40 rows have several numbers; cleaned.csv has their consensus." in result.facts
+    assert np.isfinite(result.sample_weight).all()
+    bias = result.annotators.set_index("annotator")["bias"]
+    assert bias["forum"] == pytest.approx(5, abs=0.2)
+    assert abs(bias[["web", "book"]]).max() < 0.2
+    never = build_result(loaded, fit, relabel="never", review=5, seed=0, inputs={})
+    means = never.cleaned["label"].astype(float).to_numpy()[20:]
+    np.testing.assert_allclose(means, np.array(loaded.given_labels[20:], dtype=float), rtol=1e-4)
+    assert "accuracy" not in render(result).replace("accuracy-", "")
+
+
+def test_numbers_far_from_the_prediction_are_flagged():
+    """One number in a hundred that has lost its point."""
+    _, fit, true = several_numbers()
+    one = Votes(np.arange(60), np.zeros(60, dtype=int), np.where(np.arange(60) == 50, 1000.0, true + 0.1))
+    fit = replace(fit, data=replace(fit.data, votes=one), vote_weight=np.ones(60))
+    decisions = decide(fit, "sure")
+    assert np.flatnonzero(decisions.is_issue).tolist() == [50]
+    assert not decisions.corrected.any()

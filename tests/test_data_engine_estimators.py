@@ -98,7 +98,7 @@ def test_group_weights_are_a_table_of_groups(cleaner):
     table = cleaner.group_weights_.set_index("group")
     assert table["weight"].idxmin() == "source3"
     assert table["n_samples"].sum() == 500
-    assert table["n_checked"].sum() == 80
+    assert set(table["decision"]) <= {"keep", "drop", "review", "not_evaluated"}
     assert (table["weight_low"] <= table["weight"]).all()
     assert table.loc["source3", "noise_rate"] > 0.8
     assert table.loc["source0", "noise_rate_low"] < 0.05
@@ -144,7 +144,7 @@ def test_several_labels_a_row_weigh_annotators():
     assert groups["label_quality"].idxmin() == "ada"
     assert (fit.suggested_labels_ == NAMES[y]).mean() > 0.85
     plain = LabelCleaner(**QUICK).fit(data.features.raw, table, y_checked=y_checked)
-    assert plain.group_weights_["group"].tolist() == [0, 1, 2, 3, 4]
+    assert sorted(plain.group_weights_["group"]) == ["0", "1", "2", "3", "4"]
 
 
 def test_weigher_of_numbers_is_in_their_units():
@@ -154,7 +154,7 @@ def test_weigher_of_numbers_is_in_their_units():
     weigher = GroupWeigher(random_state=0).fit(data.features.raw, y_given, y_checked=y_checked, groups=data.votes.group)
     assert weigher.task_ == "regression"
     assert weigher.score(data.features.raw, 100 * y + 1000) > 0.85
-    assert weigher.group_weights_["label_quality"].idxmin() == 2
+    assert weigher.group_weights_.set_index("group")["label_quality"].idxmin() == "2"
     assert not hasattr(weigher, "predict_proba")
     assert not hasattr(weigher, "classes_")
 
@@ -243,6 +243,13 @@ def test_fitted_estimator_pickles_without_the_training_data():
     np.testing.assert_array_equal(pickle.loads(blob).predict(x), fit.predict(x))
 
 
+def test_saved_model_predicts_the_same(tmp_path, cleaner):
+    """The file holds features and learners: no row of the training data, and no pickle."""
+    x, _ = blobs(50, seed=5)
+    cleaner.save(tmp_path / "model")
+    np.testing.assert_array_equal(fsla.data.load_model(tmp_path / "model").predict(x), cleaner.predict(x))
+
+
 def test_missing_cells_and_frames_are_taken():
     x, y_given, y_checked, group, truth = mixed()
     frame = pd.DataFrame(x, columns=list("abcdef"))
@@ -252,6 +259,18 @@ def test_missing_cells_and_frames_are_taken():
     assert fit.feature_names_in_.tolist() == list("abcdef")
     with pytest.raises(ValueError, match="feature names should match"):
         fit.predict(frame[list("fedcba")])
+
+
+def test_texts_are_taken():
+    """A list of texts is enough; the model takes new texts."""
+    rng = np.random.default_rng(0)
+    words = np.array([["apple", "pear", "plum", "fruit"], ["bolt", "nut", "screw", "tool"]])
+    y = rng.integers(2, size=200)
+    texts = [" ".join(rng.choice(words[c], 6)) + f" number {i % 7}" for i, c in enumerate(y)]
+    wrong = rng.random(200) < 0.3
+    checked = np.where(np.arange(200) < 40, y, np.nan)
+    fit = LabelCleaner(**QUICK).fit(texts, np.where(wrong, 1 - y, y), y_checked=checked)
+    assert fit.predict(["a plum and an apple, fruit", "a screw, a bolt, a tool"]).tolist() == [0, 1]
 
 
 CASES = {

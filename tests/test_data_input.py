@@ -43,7 +43,7 @@ def test_load_data_gives_votes_groups_and_classes():
     assert data.group_names.tolist() == ["forum", "vendor", "web"]
     assert (data.group_names[data.votes.group] == frame["source"]).all()
     assert (data.classes[data.votes.label] == frame["label"]).all()
-    assert loaded.given.tolist() == frame["label"].tolist()
+    assert loaded.given_labels.tolist() == frame["label"].tolist()
     assert (loaded.num_rows, len(data.checked_rows)) == (60, 0)
     assert "No row has a checked label." in loaded.notes
     assert loaded.table.equals(frame)
@@ -102,7 +102,7 @@ def test_trusted_file_is_matched_by_id_and_the_rest_added(tmp_path):
     assert len(data.votes) == 60
     assert loaded.ids[[0, 60]].tolist() == ["r0", "n0"]
     assert "Of 5 checked labels in trusted.csv, 2 are rows of the table, 3 are added to it." in loaded.notes
-    assert loaded.given[60] is None
+    assert loaded.given_labels[60] is None
     assert loaded.display(61)["cells"] == dict(new[["x", "y", "source"]].iloc[1])
 
 
@@ -191,7 +191,7 @@ def test_labels_stay_as_written_and_spellings_are_joined():
     loaded = load_data(frame)
     assert loaded.data.classes.tolist() == ["ham", "spam"]
     assert any("are joined as 'ham'" in note for note in loaded.notes)
-    assert loaded.table["label"][0] == loaded.given[0] == " HAM "
+    assert loaded.table["label"][0] == loaded.given_labels[0] == " HAM "
     codes = load_data(make_frame().assign(label=lambda f: f["label"].map({"ham": "1", "spam": "01"})))
     assert codes.data.classes.tolist() == ["01", "1"]
     mixed = load_data(
@@ -212,7 +212,7 @@ def test_missing_labels_cast_no_vote_and_are_said():
     frame.loc[[0, 1, 2], "label"] = ["", "NA", " "]
     loaded = load_data(frame)
     assert len(loaded.data.votes) == 57
-    assert loaded.given[:3].tolist() == [None, None, None]
+    assert loaded.given_labels[:3].tolist() == [None, None, None]
     assert "3 of 60 rows have no given label: they train no model, and get predictions." in loaded.notes
     assert any("1 labels are written NA, which is taken as missing" in note for note in loaded.notes)
 
@@ -266,6 +266,7 @@ def test_regression_brings_given_numbers_to_the_scale_of_checked_ones():
     loaded = load_data(frame, checked="gold")
     assert any("have different scales" in note for note in loaded.notes)
     assert np.abs(loaded.data.votes.label - truth[loaded.data.votes.row]).mean() < 0.2
+    assert np.abs(loaded.given_labels.astype(float) - truth).mean() < 0.2
     same = load_data(frame.assign(label=(truth + 0.2).round(3).astype(str)), checked="gold")
     assert not any("scales" in note for note in same.notes)
 
@@ -337,10 +338,11 @@ def test_one_annotator_and_forms_that_clash_are_said():
     frame, _ = votes_frame()
     notes = load_data(frame, label_columns=["rule_0"]).notes
     assert "All labels are from one annotator, 'rule_0': there is nobody to compare it with." in notes
-    refused("Both label_columns and annotator", frame, label_columns=["rule_0"], annotator="x", id="y")
-    refused("annotator needs id", frame, annotator="rule_0")
+    refused("label_columns= and annotator= are both", frame, label_columns=["rule_0"], annotator="x", id="y")
+    refused("annotator= needs id=", frame, annotator="rule_0")
     refused("no column 'rulé'", frame, label_columns=["rulé"])
-    refused("label_columns names no column", frame, label_columns=[])
+    refused("label_columns= names no column", frame, label_columns=[])
+    refused("trusted_column= and label_columns= are both", frame, label_columns=["rule_0"], trusted_column="x")
     with_group = load_data(frame.assign(g=["a", "b"] * 30), label_columns=["rule_*"], group="g")
     assert "Each annotator is a group of its own; the column 'g' is not used." in with_group.notes
 
@@ -377,7 +379,7 @@ def test_other_labels_and_splits_are_left_out():
     frame["split"] = ["train", "test"] * 30
     loaded = load_data(frame)
     assert note_of(loaded, "gold")[0] == note_of(loaded, "split")[0] == "ignored"
-    assert "name it as checked" in note_of(loaded, "gold")[2]
+    assert "name it with checked=" in note_of(loaded, "gold")[2]
     assert note_of(load_data(frame, features=["x", "gold"]), "gold")[0] == "feature"
     smoker = make_frame().assign(
         label=lambda f: f["label"].map({"ham": "yes", "spam": "no"}), smoker=["yes", "no"] * 30
@@ -411,9 +413,16 @@ def test_features_ignore_and_text_override_what_is_recognised():
     assert note_of(loaded, "city")[0] == "text"
     loaded = load_data(frame, features=["x"])
     assert [c.name for c in loaded.builder.columns] == ["x"]
-    assert note_of(loaded, "y") == ("ignored", "number", "features names others")
+    assert note_of(loaded, "y") == ("ignored", "number", "not among features=")
     refused("no column 'z'", frame, features=["z"])
     refused("No column of the table is left as a feature", frame[["label", "source"]].assign(source="x"))
+
+
+def test_repeated_texts_hint_at_several_labels():
+    """Whoever forgets to name the annotators would train on copies of every text."""
+    frame = pd.DataFrame({"review": sentences(30) * 4, "label": ["a", "b"] * 60})
+    assert any("30 different texts in 120 rows" in note for note in load_data(frame).notes)
+    assert not any("different texts" in note for note in load_data(frame[:30]).notes)
 
 
 def test_words_of_their_own_become_text_where_nothing_else_is():
@@ -525,6 +534,23 @@ def test_folder_of_class_folders_loads_images_of_any_size(tmp_path):
     assert any("1 entries" in note and "red/notes.txt" in note for note in loaded.notes)
     assert loaded.display(0)["image"].startswith(b"\x89PNG")
     assert load_data(tmp_path, image_size=16).data.features.images.shape == (8, 16, 16, 3)
+
+
+def test_trusted_folder_is_matched_by_the_images_themselves(tmp_path):
+    """Two folders may both have cat/0.png, of different cats; one picture may lie in both under two names."""
+    for i in range(3):
+        write_image(tmp_path / "data" / "cat" / f"{i}.png", color=(40 * i, 0, 0))
+        write_image(tmp_path / "data" / "dog" / f"{i}.png", color=(0, 40 * i + 9, 0))
+    write_image(tmp_path / "trusted" / "dog" / "0.png", color=(80, 0, 0))
+    write_image(tmp_path / "trusted" / "cat" / "0.png", color=(0, 0, 200))
+    loaded = load_data(tmp_path / "data", trusted=tmp_path / "trusted")
+    data = loaded.data
+    assert dict(zip(loaded.ids[data.checked_rows], data.classes[data.checked_labels], strict=True)) == {
+        "cat/2.png": "dog",
+        "trusted 1": "cat",
+    }
+    assert data.features.images[6, 0, 0].tolist() == [0, 0, 200]
+    assert loaded.display(6)["image"].startswith(b"\x89PNG")
 
 
 def image_table(folder, names):

@@ -252,11 +252,11 @@ def test_page_prints_without_controls(page, tmp_path):
 
 @needs_chromium
 def test_review_of_many_classes_takes_any_label(page, tmp_path):
-    """Beyond nine classes a list has all of them."""
+    """Beyond twelve classes a list has all of them."""
     loaded, fit = fabricate("better")
-    object.__setattr__(fit, "posterior", np.c_[fit.posterior, np.zeros((120, 9))])
+    object.__setattr__(fit, "posterior", np.c_[fit.posterior, np.zeros((120, 12))])
     object.__setattr__(fit, "confusion", None)
-    names = np.array([*fit.data.classes, *(f"rare {i}" for i in range(9))], dtype=object)
+    names = np.array([*fit.data.classes, *(f"rare {i}" for i in range(12))], dtype=object)
     object.__setattr__(fit.data, "classes", names)
     page.open(written(tmp_path, build_result(loaded, fit, relabel="sure", review=6, seed=0, inputs={})), 1280)
     page.evaluate("""(() => {
@@ -269,3 +269,16 @@ def test_review_of_many_classes_takes_any_label(page, tmp_path):
     saved = page.download("document.getElementById('save').click()", folder).decode()
     assert next(csv.DictReader(io.StringIO(saved)))["checked_label"] == "rare 7"
     page.evaluate("document.getElementById('clear').click()")
+
+
+def test_page_has_the_confusions_of_each_group():
+    """Whoever mixes up two classes is told which."""
+    _, fit = fabricate("better")
+    confusion = np.stack([np.eye(3), np.eye(3), np.roll(np.eye(3), 1, axis=1)])
+    loaded, _ = fabricate("better")
+    object.__setattr__(fit, "group_confusion", confusion)
+    result = build_result(loaded, fit, relabel="sure", review=0, seed=0, inputs={})
+    assert result.group_confusions["forum"].loc["ant", "bee"] == 1
+    page = render(result)
+    section = page[page.index("<h3>forum</h3>") :]
+    assert re.search(r'<th scope="row">ant</th><td class="h0">0</td><td class="h9">100</td>', section)

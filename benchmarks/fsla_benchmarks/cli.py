@@ -187,7 +187,7 @@ def data(
     text = tables_of_data.write_report(records, shown)
     write_text(out / "summary.md", text)
     if json_file is not None:
-        benchmark.save(json_file, records, {"benchmark": "data", **machine}, [])
+        write_text(json_file, tables_of_data.to_json(records, machine))
     for line in text.splitlines():
         say(line)
     for path in (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -274,6 +275,21 @@ def write_report(
             text += [f"{heading} {title}\n", write_short(further)]
     text += [f"{heading} Seconds\n", write_seconds(records, seeds)]
     return "\n".join(text)
+
+
+def to_json(records: Sequence[Record], run: Mapping[str, object]) -> str:
+    """Return results as JSON, a row in each line, with five digits: a page's tables are made of it.
+
+    Args:
+        records: Rows of results.
+        run: What they depend on: commit, machine, date and versions.
+    """
+    rows = [
+        json.dumps({key: round(value, 5) if isinstance(value, float) else value for key, value in record.items()})
+        for record in records
+    ]
+    head = json.dumps({"benchmark": "data", **run, "notes": []}, indent=1)
+    return head.removesuffix("\n}") + ',\n "rows": [\n  ' + ",\n  ".join(rows) + "\n ]\n}\n"
 
 
 def write_result(result: Mapping[str, Any]) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 import warnings
 from collections.abc import Callable
@@ -20,6 +21,20 @@ from fsla.distributed import get_group
 if TYPE_CHECKING:
     from fsla.data import CleaningResult
 
+FLAGS = {
+    "label": "--label-column",
+    "checked": "--checked-column",
+    "trusted_column": "--trusted-column",
+    "group": "--group-column",
+    "id": "--id-column",
+    "label_columns": "--label-columns",
+    "annotator": "--annotator-column",
+    "features": "--feature-columns",
+    "ignore": "--ignore-columns",
+    "missing": "--missing",
+    "task": "--task",
+}
+"""Arguments of `fsla.data.clean` as messages name them, and the flags for them."""
 Data = Annotated[
     Path | None,
     typer.Argument(
@@ -56,7 +71,7 @@ Ignore = Annotated[str | None, typer.Option("--ignore-columns", help="Columns to
 Encoder = Annotated[str | None, typer.Option(help="Folder of a sentence-transformers model for text.")]
 RelabelOption = Annotated[str, typer.Option("--relabel", help="Correct labels: 'never', 'sure' (from 90 %) or 'all'.")]
 Review = Annotated[int, typer.Option(min=0, help="Rows to review.")]
-Missing = Annotated[str, typer.Option(help="Missing cells of features: 'impute' or 'error'.")]
+Missing = Annotated[str, typer.Option(help="Missing cells of features: 'impute', 'drop' or 'error'.")]
 Task = Annotated[str, typer.Option(help="'auto', 'classification' or 'regression'.")]
 ImageSize = Annotated[int | None, typer.Option(min=8, help="Resize images to SIZE x SIZE pixels.")]
 TimeLimit = Annotated[
@@ -180,6 +195,7 @@ def _run(
         "relabel": relabel,
         "review": review,
         "random_state": random_state,
+        "device": device,
         "should_stop": _deadline(time_limit),
     }
     if demo:
@@ -204,10 +220,22 @@ def _clean(data: Any, quiet: bool, **options: Any) -> CleaningResult:
         watched("reading", not quiet and console.is_terminal, transient=True) as progress,
     ):
         warnings.simplefilter("always")
-        result = run(data, progress=progress, **options)
+        try:
+            result = run(data, progress=progress, **options)
+        except ValueError as error:
+            raise ValueError(as_flags(str(error))) from error
     for text in dict.fromkeys(str(w.message) for w in caught if issubclass(w.category, UserWarning)):
         complain(text)
     return result
+
+
+def as_flags(text: str) -> str:
+    """Return a message for users of Python with the flags that users of the command type."""
+
+    def flag(match: re.Match[str]) -> str:
+        return FLAGS[match[1]] + (f" {match[2][1:-1]}" if match[2] else "")
+
+    return re.sub(rf"\b({'|'.join(FLAGS)})=('[^']*')?", flag, text)
 
 
 def _print(result: CleaningResult, out: Path, quiet: bool) -> None:
@@ -216,7 +244,7 @@ def _print(result: CleaningResult, out: Path, quiet: bool) -> None:
     if quiet:
         return
     for line in (*result.facts, *result.notes):
-        say(line)
+        say(as_flags(line))
     say(f"Report: {out / 'report.html'}")
 
 

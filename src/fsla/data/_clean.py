@@ -44,13 +44,14 @@ def clean(
     ignore: Sequence[str] | None = None,
     encoder: str | None = None,
     task: Literal["auto", "classification", "regression"] = "auto",
-    missing: Literal["impute", "error"] = "impute",
+    missing: Literal["impute", "drop", "error"] = "impute",
     image_size: int | None = None,
     relabel: Relabel = "sure",
     review: int = 50,
-    strategies: Sequence[Strategy] | None = None,
-    learners: Sequence[Learner] | None = None,
+    strategies: Sequence[str | Strategy] | None = None,
+    learners: Sequence[str | Learner | Any] | None = None,
     random_state: int = 0,
+    device: str = "auto",
     progress: Progress | None = None,
     should_stop: Callable[[], bool] | None = None,
 ) -> CleaningResult:
@@ -72,13 +73,14 @@ def clean(
         ignore: columns to leave out.
         encoder: a local sentence-transformers model for text.
         task: "auto" takes numbers of many values for regression.
-        missing: "impute" fills missing cells of features, "error" refuses them.
+        missing: "impute" fills missing cells of features, "drop" leaves their rows out, "error" refuses them.
         image_size: height and width to which images are scaled.
         relabel: "sure" corrects labels from a probability of .9, "all" every label that looks wrong.
         review: number of rows to review.
-        strategies: what to try. Default: what suits the data.
-        learners: what to train. Default: what suits the data.
+        strategies: what to try, by name or as objects. Default: what suits the data.
+        learners: what to train: names, objects, or estimators of scikit-learn. Default: what suits the data.
         random_state: seed of everything random.
+        device: where networks on images are trained: "auto", "cpu" or "cuda".
         progress: called with a text, the number of steps done, and their number.
         should_stop: asked between strategies; the remaining ones are skipped.
 
@@ -88,6 +90,7 @@ def clean(
     Raises:
         ValueError: if the data cannot be used; the message says what to change.
     """
+    from fsla.data._estimators import choose_learners, choose_strategies
     from fsla.data._loading import load_data
     from fsla.data._selection import fit_data
 
@@ -114,9 +117,10 @@ def clean(
     )
     fit = fit_data(
         loaded.data,
-        strategies=strategies,
-        learners=learners,
+        strategies=choose_strategies(strategies, loaded.data),
+        learners=choose_learners(learners, loaded.data, device),
         seed=random_state,
+        device=device,
         progress=progress,
         should_stop=should_stop,
     )
@@ -156,6 +160,7 @@ def build_result(
         groups=groups,
         annotators=tables.annotator_table(fit),
         confusion=tables.confusion_table(fit),
+        group_confusions=tables.group_confusions(fit),
         label_issues=tables.issue_table(fit, decisions, loaded.ids, rows, weight),
         cleaned=tables.cleaned_table(_items(loaded), loaded.label, _final_labels(loaded, decisions), weight, keep),
         review=tables.review_table(loaded, fit, decisions, select_review(data, decisions, rows, review, seed)),
@@ -180,7 +185,7 @@ def _items(loaded: LoadedData) -> pd.DataFrame:
         return loaded.table
     _, first = np.unique(loaded.row_of, return_index=True)
     items = loaded.table.iloc[first].reset_index(drop=True)
-    items[loaded.label] = [_as_text(label) for label in loaded.given[: loaded.num_rows]]
+    items[loaded.label] = [_as_text(label) for label in loaded.given_labels[: loaded.num_rows]]
     return items
 
 
@@ -189,7 +194,7 @@ def _final_labels(loaded: LoadedData, decisions: Decisions) -> list[Any]:
     final = tables.final_labels(loaded.data, decisions)[: loaded.num_rows]
     names = tables.label_names(loaded.data, final)
     stays = final == decisions.given_label[: loaded.num_rows]
-    cells = loaded.given[: loaded.num_rows]
+    cells = loaded.given_labels[: loaded.num_rows]
     return [_as_text(cell if same else name) for cell, same, name in zip(cells, stays, names, strict=True)]
 
 

@@ -157,7 +157,7 @@ def parse_numbers(texts: Array, decimal: str = ".") -> Array:
 
     values = np.full(len(texts), np.nan)
     if decimal == ".":
-        values = np.array(pd.to_numeric(pd.Series(texts, dtype=object), errors="coerce"), dtype=np.float64)
+        values = np.array(pd.to_numeric(np.asarray(texts, dtype=object), errors="coerce"), dtype=np.float64)
         plain = [not isinstance(t, str) or "x" not in t.lower() for t in texts]  # 0x10 is no number
         values[~np.array(plain, dtype=bool)] = np.nan
     for i in np.flatnonzero(~np.isfinite(values)):
@@ -236,15 +236,15 @@ def _as_date(name: str, texts: Array, counts: Array, rows: int) -> Column | None
     sample = np.random.default_rng(0).permutation(np.flatnonzero(dated))[:200]
     fits = [f for f in DATE_FORMATS if parse_dates(texts[sample], f).notna().mean() > 1 - STRAY]
     # The sample narrows the formats, all cells decide.
-    shares = {f: float(counts[parse_dates(texts, f).notna().to_numpy()].sum() / present) for f in fits}
-    if not shares or max(shares.values()) < 1 - STRAY:
+    fitting = {f: float(counts[parse_dates(texts, f).notna().to_numpy()].sum() / present) for f in fits}
+    if not fitting or max(fitting.values()) < 1 - STRAY:
         return None
-    best = max(shares, key=lambda f: shares[f])
+    best = max(fitting, key=lambda f: fitting[f])
     notes = [f"written as {_pattern(best)}"]
-    rivals = [f for f in shares if f != best and shares[f] == shares[best] and {f[:2], best[:2]} == {"%d", "%m"}]
+    rivals = [f for f in fitting if f != best and fitting[f] == fitting[best] and {f[:2], best[:2]} == {"%d", "%m"}]
     if rivals:
         notes.append(f"{_pattern(rivals[0])} would fit too")
-    stray = round((1 - shares[best]) * present)
+    stray = round((1 - fitting[best]) * present)
     if stray:
         notes.append(f"{stray} cells are no dates: taken as missing")
     notes.append(_missing_note(rows - int(present)))

@@ -75,7 +75,7 @@ def decide(fit: DataFit, relabel: Relabel) -> Decisions:
     groups = _decide_groups(fit, effect)
     given_label = given_labels(data)
     if data.task == "regression":
-        return _decide_numbers(fit, effect, groups, given_label)
+        return _decide_numbers(fit, effect, groups, given_label, relabel)
     suggested, probability = fit.posterior.argmax(1), fit.posterior.max(1)
     correction = _measure_correction(data, given_label, suggested, probability)
     labeled = given_label >= 0
@@ -104,11 +104,15 @@ def decide(fit: DataFit, relabel: Relabel) -> Decisions:
     )
 
 
-def _decide_numbers(fit: DataFit, effect: Effect, groups: tuple[GroupDecision, ...], given_label: Array) -> Decisions:
-    """Flag numbers far from the prediction; none is replaced."""
+def _decide_numbers(
+    fit: DataFit, effect: Effect, groups: tuple[GroupDecision, ...], given_label: Array, relabel: Relabel
+) -> Decisions:
+    """Flag numbers far from the prediction. A single number is not replaced, several have a consensus."""
     data = fit.data
     suggested = np.asarray(fit.posterior, dtype=np.float64)
     quality = _number_quality(given_label, suggested)
+    several = np.bincount(data.votes.row, minlength=len(suggested)) > 1
+    has_consensus = relabel == "all" or (relabel == "sure" and effect in ("better", "same"))
     return Decisions(
         effect,
         groups,
@@ -117,7 +121,7 @@ def _decide_numbers(fit: DataFit, effect: Effect, groups: tuple[GroupDecision, .
         np.full(len(suggested), np.nan),
         quality,
         is_issue=(quality < UNLIKELY) & ~data.is_checked,
-        corrected=np.zeros(len(suggested), dtype=bool),
+        corrected=several & ~data.is_checked & has_consensus,
         dropped=_votes_all_dropped(data, groups) & ~data.is_checked,
         rescued=np.zeros(len(suggested), dtype=bool),
         correction=None,
@@ -162,15 +166,16 @@ def given_labels(data: TrainingData) -> Array:
 
 
 def _number_quality(given_label: Array, suggested: Array) -> Array:
-    """Return the two-sided tail probability of each residual, with the spread of the middle half of all."""
+    """Return the two-sided tail probability of each residual, by the median and the spread of all."""
     from scipy.stats import norm
 
     residual = given_label - suggested
     labeled = np.isfinite(residual)
     if not labeled.any():
         return np.full(len(given_label), np.nan)
-    spread = 1.4826 * np.median(np.abs(residual[labeled] - np.median(residual[labeled])))
-    quality: Array = 2 * norm.sf(np.abs(residual) / max(spread, 1e-12))
+    residual = residual - np.median(residual[labeled])
+    spread = 1.4826 * np.median(np.abs(residual[labeled]))
+    quality: Array = 2 * norm.sf(np.abs(residual) / max(spread, 1e-9 * float(np.abs(suggested).max() + 1)))
     return quality
 
 

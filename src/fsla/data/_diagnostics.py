@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -118,15 +119,20 @@ def label_quality(data: TrainingData, out_of_fold: Array) -> Array:
         return np.asarray(np.maximum(0.0, 1 - variance / max(float(np.var(truth)), 1e-12)))
     votes = data.votes
     label = votes.label.astype(np.intp)
-    truth = np.full(len(out_of_fold), -1.0)
-    truth[data.checked_rows] = data.checked_labels
     checked = data.is_checked[votes.row]
-    probability = np.where(checked, truth[votes.row] == label, out_of_fold[votes.row, label])
+    probability = np.where(checked, true_labels(data)[votes.row] == label, out_of_fold[votes.row, label])
     weight = np.where(checked, CHECKED_VOTES, 1.0)
     hits = np.bincount(votes.group, weight * probability, minlength=data.num_groups)
     count = np.bincount(votes.group, weight, minlength=data.num_groups)
     pooled = hits.sum() / max(count.sum(), 1e-12)
     return np.asarray((hits + SHRINKAGE * pooled) / (count + SHRINKAGE))
+
+
+def true_labels(data: TrainingData) -> Array:
+    """Return the class of each checked row, -1 elsewhere."""
+    truth = np.full(len(data.features), -1)
+    truth[data.checked_rows] = data.checked_labels
+    return truth
 
 
 def random_checked_rows(data: TrainingData) -> Array:
@@ -153,12 +159,14 @@ def noise_rate(data: TrainingData, posterior: Array, rows: Array, labels: Array)
 def group_noise_rates(data: TrainingData, posterior: Array) -> tuple[Estimate | None, ...]:
     """Return the share of wrong labels of each group; how far predictions are trusted is found on all groups."""
     votes = data.votes
-    e, f, other = _wrong_labels(data, posterior, votes.row, votes.label)
+    order = np.argsort(votes.group, kind="stable")
+    rows, labels = votes.row[order], votes.label[order]
+    e, f, other = _wrong_labels(data, posterior, rows, labels)
     trust = prediction_factor(e, f, len(other))
+    bounds = np.searchsorted(votes.group[order], np.arange(data.num_groups + 1))
     rates: list[Estimate | None] = []
-    for g in range(data.num_groups):
-        inside = votes.group == g
-        parts = _wrong_labels(data, posterior, votes.row[inside], votes.label[inside])
+    for start, stop in pairwise(bounds):
+        parts = _wrong_labels(data, posterior, rows[start:stop], labels[start:stop])
         rates.append(prediction_powered_share(*parts, trust=trust) if len(parts[0]) else None)
     return tuple(rates)
 
@@ -167,10 +175,8 @@ def _wrong_labels(data: TrainingData, posterior: Array, rows: Array, labels: Arr
     """Return whether checked labels are wrong, P(wrong) of them, and P(wrong) of labels of rows not checked."""
     labels = labels.astype(np.intp)
     predicted = 1 - posterior[rows, labels]
-    truth = np.full(len(posterior), -1)
-    truth[data.checked_rows] = data.checked_labels
     sample = random_checked_rows(data)[rows]
-    return truth[rows[sample]] != labels[sample], predicted[sample], predicted[~data.is_checked[rows]]
+    return true_labels(data)[rows[sample]] != labels[sample], predicted[sample], predicted[~data.is_checked[rows]]
 
 
 def describe_groups(data: TrainingData, out_of_fold: Array, posterior: Array, seed: int) -> GroupFit:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import numpy as np
 from sklearn.base import BaseEstimator, ClassifierMixin
@@ -19,12 +20,15 @@ from fsla._checks import pick, whole_number
 from fsla.data._bilevel_strategies import bilevel_strategies
 from fsla.data._data_fit import DataFit
 from fsla.data._dataset import Array, Task, TrainingData, Votes
+from fsla.data._decisions import decide
 from fsla.data._diagnostics import consensus
 from fsla.data._features import FeatureBuilder
 from fsla.data._learners import EstimatorLearner, Learner, PredictedProbabilities, default_learners
+from fsla.data._model_file import DataModel
 from fsla.data._network_learners import MLP, ImageNetwork, ModuleLearner
 from fsla.data._selection import fit_data
 from fsla.data._strategies import Strategy, default_strategies
+from fsla.data._tables import candidate_table, group_table
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -50,8 +54,6 @@ class CodedLabels(NamedTuple):
 
 class _TrustedEstimator(BaseEstimator):  # type: ignore[misc]
     """What both estimators share."""
-
-    _task: Literal["auto", "classification", "regression"]
 
     def __init__(
         self,
@@ -87,10 +89,10 @@ class _TrustedEstimator(BaseEstimator):  # type: ignore[misc]
             raise ValueError(f"{owner} requires y to be passed, but the target y is None.")
         rows = self._check_rows(X, reset=True)
         labels = code_labels(y, y_checked, groups, len(rows), task)
-        builder = FeatureBuilder().fit(rows)
+        builder = FeatureBuilder()
         data = TrainingData(
             labels.task,
-            builder.transform(rows),
+            builder.fit_transform(rows),
             labels.votes,
             labels.group_names,
             labels.checked_rows,
@@ -105,25 +107,16 @@ class _TrustedEstimator(BaseEstimator):  # type: ignore[misc]
             learners=self._choose_learners(data, pred_probs),
             folds=self.cv,
             seed=int(check_random_state(self.random_state).randint(2**20)),
+            device=self.device,
             progress=self.progress_callback,
             should_stop=self.should_stop,
-            device=self.device,
         )
         self._set_results(fit, builder)
         return fit
 
     def _choose_learners(self, data: TrainingData, pred_probs: Any) -> list[Learner]:
         """Return learners by their names, estimators wrapped, and predictions from elsewhere."""
-        networks = [network for network in (MLP(), ImageNetwork(device=self.device)) if network.supports(data)]
-        known: dict[str, Learner] = {learner.name: learner for learner in [*networks, *default_learners(data)]}
-        learners: list[Learner] = []
-        for item in default_learners(data) if self.learners is None else self.learners:
-            if isinstance(item, str):
-                learners.append(pick(item, known, "learner"))
-            elif isinstance(item, nn.Module):
-                learners.append(ModuleLearner(item, device=self.device))
-            else:
-                learners.append(item if isinstance(item, Learner) else EstimatorLearner(item))
+        learners = choose_learners(self.learners, data, self.device)
         if pred_probs is not None:
             predictions = np.asarray(pred_probs, dtype=np.float64)
             n = len(data.features)
@@ -144,22 +137,22 @@ class _TrustedEstimator(BaseEstimator):  # type: ignore[misc]
         elif hasattr(self, "classes_"):
             del self.classes_
         self.sample_weight_ = row_weights(fit)
-        self.strategy_results_ = strategy_table(fit)
-        self.group_weights_ = group_table(fit)
+        self.strategy_results_ = candidate_table(fit)
+        self.group_weights_ = group_table(fit, decide(fit, "never"))
         self.comparison_ = fit.comparison
 
-    @classmethod
-    def from_fit(cls, fit: DataFit, builder: FeatureBuilder, **parameters: Any) -> Self:
-        """Return a fitted estimator from an ensemble that was fitted elsewhere.
+    def save(self, path: str | Path) -> None:
+        """Write the model to a file that `fsla.data.load_model` reads. Nothing is pickled.
 
         Args:
-            fit: The ensemble.
-            builder: Turns raw rows into its features.
-            parameters: Of the estimator.
+            path: The file.
+
+        Raises:
+            ValueError: A part of the model cannot be saved, such as an estimator of your own.
         """
-        estimator = cls(**parameters)
-        estimator._set_results(fit, builder)
-        return estimator
+        check_is_fitted(self)
+        classes = getattr(self, "classes_", None)
+        DataModel(self.task_, self._builder, self._predictor, classes).save(path)
 
     def _check_rows(self, X: Any, *, reset: bool) -> Any:
         """Return rows as `FeatureBuilder` takes them: a data frame, or an array of numbers."""
@@ -342,8 +335,8 @@ class GroupWeigher(_TrustedEstimator):
     Attributes:
         task_: "classification" or "regression".
         classes_: The classes; absent in regression.
-        group_weights_: Table: group, n_samples, weight with its 95 % interval, label_quality, noise_rate with its
-            interval, and gain_without with its interval. Empty without groups.
+        group_weights_: Table: group, n_samples, noise_rate with its 95 % interval, label_quality, weight with its
+            interval, and the decision to keep, drop or review the group with its reason. Empty without groups.
         sample_weight_: How much each row counts with its given label, for other estimators' `fit`.
         strategy_results_: Table of strategies and learners with their shares.
         comparison_: Accuracy or error on checked rows for doing nothing and for this model, cross-fitted.
@@ -430,6 +423,23 @@ class GroupWeigher(_TrustedEstimator):
         """Return accuracy, or R² in regression."""
         prediction = self.predict(X)
         return float(r2_score(y, prediction) if self.task_ == "regression" else accuracy_score(y, prediction))
+
+
+def choose_learners(
+    chosen: Sequence[str | Learner | Any] | None, data: TrainingData, device: str = "auto"
+) -> list[Learner]:
+    """Return learners by their names; wrap estimators of scikit-learn and modules of torch. Default: by data."""
+    networks = [network for network in (MLP(), ImageNetwork(device=device)) if network.supports(data)]
+    known: dict[str, Learner] = {learner.name: learner for learner in [*networks, *default_learners(data)]}
+    learners: list[Learner] = []
+    for item in default_learners(data) if chosen is None else chosen:
+        if isinstance(item, str):
+            learners.append(pick(item, known, "learner"))
+        elif isinstance(item, nn.Module):
+            learners.append(ModuleLearner(item, device=device))
+        else:
+            learners.append(item if isinstance(item, Learner) else EstimatorLearner(item))
+    return learners
 
 
 def choose_strategies(chosen: Sequence[str | Strategy] | None, data: TrainingData) -> list[Strategy]:
@@ -605,7 +615,7 @@ def code_classes(labels: Array, truths: Array) -> tuple[Array, Array]:
     return classes, codes.ravel()
 
 
-# --- Tables ----------------------------------------------------------------------------------------------------------
+# --- Weights ---------------------------------------------------------------------------------------------------------
 
 
 def row_weights(fit: DataFit) -> Array:
@@ -620,34 +630,3 @@ def row_weights(fit: DataFit) -> Array:
         label[rows] = given
         weight[data.checked_rows] = label[data.checked_rows] == data.checked_labels
     return np.asarray(weight)
-
-
-def strategy_table(fit: DataFit) -> pd.DataFrame:
-    """Return a row for each strategy and learner, the largest share first."""
-    import pandas as pd
-
-    columns = ["strategy", "learner", "share", "loss", "accuracy", "seconds"]
-    table = pd.DataFrame([tuple(c) for c in fit.candidates], columns=columns)
-    if fit.data.task == "regression":
-        return table.rename(columns={"loss": "squared_error"}).drop(columns="accuracy")
-    table["loss"] = -table["loss"]
-    return table.rename(columns={"loss": "log_likelihood"})
-
-
-def group_table(fit: DataFit) -> pd.DataFrame:
-    """Return a row for each group."""
-    import pandas as pd
-
-    names = ["group", "n_samples", "weight", "weight_low", "weight_high", "label_quality"]
-    names += ["noise_rate", "noise_rate_low", "noise_rate_high"]
-    names += ["gain_without", "gain_without_low", "gain_without_high", "n_checked"]
-    groups, data = fit.groups, fit.data
-    if groups is None:
-        return pd.DataFrame(columns=names)
-    absent = (np.nan,) * 3
-    rates = np.array([absent if rate is None else tuple(rate) for rate in groups.noise_rate])
-    gains = np.array([absent if gain is None else tuple(gain) for gain in groups.gain_without])
-    counts = np.bincount(data.votes.group, minlength=data.num_groups)
-    values = [data.group_names, counts, groups.weight, groups.weight_low, groups.weight_high, groups.quality]
-    values += [*rates.T, *gains.T, groups.num_checked_votes]
-    return pd.DataFrame(dict(zip(names, values, strict=True)))

@@ -204,7 +204,8 @@ class FeatureBuilder:
     def _tables(self, typed: pd.DataFrame, fit: bool) -> tuple[Array, Array]:
         """Return dense and numeric features of numbers and categories."""
         categories = self._names("category")
-        others = [name for name in typed.columns if name not in {*categories, *self._names("text", "image")}]
+        other_kinds = {*categories, *self._names("text", "image")}
+        others = [name for name in typed.columns if name not in other_kinds]
         if not categories and not others:
             return np.zeros((len(typed), 0)), np.zeros((len(typed), 0))
         matrix = self._preprocess(typed, others, categories, fit)

@@ -27,8 +27,8 @@ CHECKED_WEIGHT = (float(np.log(3.0)), 1.5)
 """Prior of log t: a checked row counts about as much as three others."""
 PENALTY = (float(np.log(1e-2)), 2.0)
 """Prior of log mu: wide."""
-MAX_ENTRIES = 2**25
-"""Most entries of all Gram matrices together (256 MB); beyond that, features are projected to fewer directions."""
+MAX_ENTRIES = 2**23
+"""Most entries of all Gram matrices together (64 MB); beyond that, features are projected to fewer directions."""
 _START_DAMPING = 1e-3
 _MAX_DAMPING = 1e8
 _TOLERANCE = 1e-6
@@ -246,10 +246,9 @@ class GroupWeightProblem:
             if value is None:
                 value = scale * (r @ r) + (((x - mean) / spread) ** 2).sum() / 2
             gradient = 2 * scale * (slope.T @ r) + (x - mean) / spread**2
-            hessian = 2 * scale * (slope.T @ slope) + np.diag(1 / spread**2)
+            curvature = 1 / spread**2 + 2 * scale * (slope * slope).sum(0)
             while True:
-                damped = hessian + damping * np.diag(np.diag(hessian))
-                step = np.clip(np.linalg.solve(damped, gradient), -3.0, 3.0)
+                step = np.clip(solve_damped(slope, gradient, 1 / spread**2 + damping * curvature, scale), -3.0, 3.0)
                 new_value = self.objective(x - step, scale)
                 if new_value <= value or damping > _MAX_DAMPING:
                     break
@@ -280,6 +279,19 @@ class GroupWeightProblem:
     def _mean_loss(self, x: Array) -> float:
         r, _ = self.residuals(x, jacobian=False)
         return float(r @ r) / max(self.total_weight, 1e-12)
+
+
+def solve_damped(slope: Array, gradient: Array, diagonal: Array, scale: float) -> Array:
+    """Return (2 scale J'J + diag)^-1 g: in the space of parameters, or of residuals where these are fewer."""
+    if slope.shape[0] >= slope.shape[1]:
+        matrix = 2 * scale * (slope.T @ slope)
+        matrix.flat[:: len(matrix) + 1] += diagonal
+        return np.asarray(np.linalg.solve(matrix, gradient))
+    narrow = slope / diagonal
+    inner = narrow @ slope.T
+    inner.flat[:: len(inner) + 1] += 1 / (2 * scale)
+    start = gradient / diagonal
+    return np.asarray(start - narrow.T @ np.linalg.solve(inner, slope @ start))
 
 
 def fit_group_weights(

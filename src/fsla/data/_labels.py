@@ -38,21 +38,21 @@ class Labels:
         return np.array([np.nan if value is None else value for value in values], dtype=np.float64)
 
 
-def understand_labels(given: Counter[str], checked: Counter[str], table: Table, task: str) -> Labels:
+def understand_labels(label_counts: Counter[str], checked: Counter[str], table: Table, task: str) -> Labels:
     """Decide between classification and regression, and give each label its value."""
     notes = []
-    counts = given + checked
+    counts = label_counts + checked
     missing = {text for text in counts if is_missing_label(text)}
     marked = sum(counts[text] for text in missing if text.strip())
     if marked:
         shown = some(sorted({text.strip() for text in missing if text.strip()}))
         notes.append(f"{marked} labels are written {shown}, which is taken as missing. Rename the class if it is one.")
-    abstained = _abstained(given, checked, table, missing)
+    abstained = _abstained(label_counts, checked, table, missing)
     if abstained:
         number = sum(counts[text] for text in abstained)
         notes.append(f"{number} labels are {some(sorted({t.strip() for t in abstained}))}, which means no label.")
     written = [text for text in counts if text not in missing and text not in abstained]
-    if not any(text in given for text in written):
+    if not any(text in label_counts for text in written):
         raise ValueError(
             f"No row of {table.name} has a label in {some(table.vote_columns or [table.label])}. Fill in labels."
         )
@@ -74,26 +74,27 @@ def understand_labels(given: Counter[str], checked: Counter[str], table: Table, 
                 f"The label {table.label!r} of {table.name} holds numbers, but {number} are none, such as "
                 f"{stripped[stray][0]!r}. Correct them, or set task='classification'."
             )
+        numbers_given = np.unique([n for text, n in zip(written, numbers, strict=True) if text in label_counts])
+        span = f"{len(numbers_given)} different values from {numbers_given[0]:g} to {numbers_given[-1]:g}"
         notes.append(
-            f"The label is a number from {distinct[0]:g} to {distinct[-1]:g} with {len(distinct)} different values: "
-            "regression. Set task='classification' if the numbers are classes."
+            f"The label is a number ({span}): regression. Set task='classification' if the numbers are classes."
         )
         values |= dict(zip(written, numbers.tolist(), strict=True))
         return Labels("regression", values, None, tuple(notes))
     names, codes, joined = _classes(stripped, weights, not stray.any())
     notes += joined
     values |= dict(zip(written, map(float, codes), strict=True))
-    _check_classes(names, values, given, checked, table, notes)
+    _check_classes(names, values, label_counts, checked, table, notes)
     return Labels("classification", values, names, tuple(notes))
 
 
-def _abstained(given: Counter[str], checked: Counter[str], table: Table, missing: set[str]) -> set[str]:
+def _abstained(label_counts: Counter[str], checked: Counter[str], table: Table, missing: set[str]) -> set[str]:
     """Return how rules write that they have no label for a row: "abstain", or -1 beside classes from 0."""
     if not table.vote_columns:
         return set()
-    others = {t.strip() for t in given if t not in missing} - {"-1"}
+    others = {t.strip() for t in label_counts if t not in missing} - {"-1"}
     counted = all(t.isdigit() for t in others) and "0" in others and "-1" not in {t.strip() for t in checked}
-    return {t for t in given if t.strip().lower() == "abstain" or (t.strip() == "-1" and counted)}
+    return {t for t in label_counts if t.strip().lower() == "abstain" or (t.strip() == "-1" and counted)}
 
 
 def _classes(texts: Array, weights: Array, numeric: bool) -> tuple[Array, list[int], list[str]]:
@@ -118,7 +119,7 @@ def _classes(texts: Array, weights: Array, numeric: bool) -> tuple[Array, list[i
 
 
 def _check_classes(
-    names: Array, values: Mapping[str, float | None], given: Counter[str], checked: Counter[str], table: Table,
+    names: Array, values: Mapping[str, float | None], label_counts: Counter[str], checked: Counter[str], table: Table,
     notes: list[str],
 ) -> None:  # fmt: skip
     def classes_of(counts: Counter[str]) -> dict[str, int]:
@@ -130,7 +131,7 @@ def _check_classes(
                 classes[name] = classes.get(name, 0) + count
         return classes
 
-    in_given, in_checked = classes_of(given), classes_of(checked)
+    in_given, in_checked = classes_of(label_counts), classes_of(checked)
     total = sum(in_given.values())
     where = f"The label {table.label!r} of {table.name}"
     if len(names) < 2:

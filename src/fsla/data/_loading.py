@@ -49,8 +49,9 @@ class LoadedData:
     """What was done on reading, one fact each."""
     duplicates: pd.DataFrame
     """Rows whose features equal those of an earlier row: row, same_as, why."""
-    given: Array
-    """The label of each row as written; of several labels the most frequent (in regression the mean); None without."""
+    given_labels: Array
+    """The label of each row as written; of several labels the most frequent (in regression the mean, in the scale
+    of the checked labels); None without."""
     label: str
     """Name of the label column."""
     label_names: Array | None
@@ -144,7 +145,7 @@ def load_data(
     if missing == "error":
         table.refuse_missing()
     files = [] if trusted is None else [trusted] if not isinstance(trusted, list | tuple) else list(trusted)
-    reviews = [TrustedFile(table, read_table(file, label), number) for number, file in enumerate(files)]
+    reviews = [TrustedFile(table, read_table(file, label)) for file in files]
     return _assemble(table, reviews, task, encoder, image_size, missing == "drop")
 
 
@@ -152,19 +153,20 @@ def _assemble(
     table: Table, reviews: list[TrustedFile], task: str, encoder: Any, image_size: int | None, drop_missing: bool
 ) -> LoadedData:
     notes = [*table.notes, *(note for review in reviews for note in review.notes)]
-    given = Counter(text for _, _, labels in table.given for text in labels)
+    label_counts = Counter(text for _, _, labels in table.label_parts for text in labels)
     checked = Counter(text for text in table.checked_texts if text)
     for review in reviews:
         checked.update(review.labels)
-    labels = understand_labels(given, checked, table, task)
+    labels = understand_labels(label_counts, checked, table, task)
     notes += labels.notes
     checked_value, is_random = _checked_values(table, reviews, labels, notes)
     votes, group_names = _votes(table, labels, notes)
     if drop_missing:
         votes = _without_missing(table, reviews, votes, checked_value, notes)
     checked_rows = np.flatnonzero(~np.isnan(checked_value))
+    written_votes = votes
     if labels.task == "regression":
-        votes = _on_one_scale(votes, checked_value, table, notes)
+        votes = _on_one_scale(votes, checked_value, notes)
     features, builder = _build_features(table, reviews, encoder, image_size)
     dtype = np.int64 if labels.task == "classification" else np.float64
     data = TrainingData(
@@ -191,7 +193,7 @@ def _assemble(
         columns=table.described(),
         notes=tuple(notes),
         duplicates=duplicates,
-        given=_given_texts(table, data, labels),
+        given_labels=_given_texts(table, data, as_written=votes is written_votes),
         label=table.label,
         label_names=labels.names,
         _cells=_all_cells(table, reviews),
@@ -220,14 +222,14 @@ def _checked_values(
         random.append(drawn[review.new])
     if replaced:
         notes.append(f"{replaced} rows have several checked labels that differ; the last one counts.")
-    said = any(review.is_random is not None for review in reviews)
-    return np.concatenate(parts), np.concatenate(random) if said else None
+    is_known = any(review.is_random is not None for review in reviews)
+    return np.concatenate(parts), np.concatenate(random) if is_known else None
 
 
 def _votes(table: Table, labels: Labels, notes: list[str]) -> tuple[Votes, Array]:
-    rows = np.concatenate([items for items, _, _ in table.given])
-    groups = np.concatenate([groups for _, groups, _ in table.given])
-    values = labels.of(np.concatenate([texts for _, _, texts in table.given]))
+    rows = np.concatenate([items for items, _, _ in table.label_parts])
+    groups = np.concatenate([groups for _, groups, _ in table.label_parts])
+    values = labels.of(np.concatenate([texts for _, _, texts in table.label_parts]))
     there = ~np.isnan(values)
     names = np.array(list(dict.fromkeys(table.vote_columns)) or sorted(set(groups)), dtype=object)
     used = set(groups[there])
@@ -263,7 +265,7 @@ def _without_missing(table: Table, reviews: list[TrustedFile], votes: Votes, che
     return Votes(votes.row[stays], votes.group[stays], votes.label[stays])
 
 
-def _on_one_scale(votes: Votes, checked: Array, table: Table, notes: list[str]) -> Votes:
+def _on_one_scale(votes: Votes, checked: Array, notes: list[str]) -> Votes:
     """Bring given numbers to the scale of checked ones where the two clearly differ, as stars and percent do."""
     means = np.full(len(checked), np.nan)
     counts = np.bincount(votes.row, minlength=len(checked))
@@ -318,18 +320,18 @@ def _say_coverage(data: TrainingData, table: Table, notes: list[str]) -> None:
         notes.append("Every row has a checked label.")
 
 
-def _given_texts(table: Table, data: TrainingData, labels: Labels) -> Array:
-    given = np.full(len(data.features), None, dtype=object)
-    if not (table.annotator or table.vote_columns):
-        given[: len(table)] = table.first_given
-        return given
+def _given_texts(table: Table, data: TrainingData, as_written: bool) -> Array:
+    texts = np.full(len(data.features), None, dtype=object)
+    if as_written and not (table.annotator or table.vote_columns):
+        texts[: len(table)] = table.first_given
+        return texts
     for row, start, end in _runs(data.votes.row):
         values = data.votes.label[start:end]
-        if labels.names is None:
-            given[row] = f"{values.mean():.6g}"
+        if data.classes is None:
+            texts[row] = f"{values.mean():.6g}"
         else:
-            given[row] = labels.names[np.bincount(values).argmax()]
-    return given
+            texts[row] = data.classes[np.bincount(values).argmax()]
+    return texts
 
 
 def _runs(rows: Array) -> list[tuple[int, int, int]]:
@@ -343,10 +345,11 @@ def _duplicates(table: Table, reviews: list[TrustedFile], notes: list[str]) -> p
 
     first: dict[Any, int] = {}
     rows = []
+    one_label = not (table.annotator or table.vote_columns)
     for row, key in enumerate(table.keys):
         same = first.setdefault(key, row)
         if same != row:
-            a, b = table.first_given[same], table.first_given[row]
+            a, b = (table.first_given[i] if one_label else None for i in (same, row))
             differ = a is not None and b is not None and a.strip().casefold() != b.strip().casefold()
             rows.append((row, same, "identical features, different labels" if differ else "identical features"))
     inside_table = len(rows)

@@ -86,8 +86,12 @@ class DataModel:
         container.write(Path(path), KIND, tensors, content)
 
 
-def load_model(path: str | Path) -> DataModel:
+def load_model(path: str | Path, *, encoder: str | None = None) -> DataModel:
     """Return a model that `CleaningResult.save` or `DataModel.save` wrote.
+
+    Args:
+        path: the file.
+        encoder: folder of the sentence encoder, if it has moved.
 
     Raises:
         ValueError: if the file is damaged or is none of these.
@@ -101,13 +105,30 @@ def load_model(path: str | Path) -> DataModel:
             raise ValueError("a part of its JSON is malformed")
         arrays: dict[str, Array] = {name: tensor.numpy() for name, tensor in file.tensors.items()}
         arrays |= {name: np.array(cells, dtype=object) for name, cells in content["text"].items()}
-        builder = FeatureBuilder.from_state(_part(arrays, "builder."), content["builder"])
+        builder = FeatureBuilder.from_state(_part(arrays, "builder."), content["builder"], encoder=encoder)
         predictor = predictor_from_state(_part(arrays, "predictor."), content["predictor"])
-        return DataModel(content["task"], builder, predictor, _decode_classes(content["classes"], content["task"]))
+        model = DataModel(content["task"], builder, predictor, _decode_classes(content["classes"], content["task"]))
+        _check_parts_fit(model)
+        return model
     except FileError:
         raise
-    except (LookupError, TypeError, ValueError, AttributeError, OverflowError) as error:
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
         raise container.unreadable(Path(path), f"it is no model that fsla saved ({error})") from None
+
+
+def _check_parts_fit(model: DataModel) -> None:
+    """Predict one row of missing cells: parts of different models would fail, or return another number of classes."""
+    import pandas as pd
+
+    columns = model.builder.columns
+    if any(column.kind == "image" for column in columns):
+        return  # the networks' own states are checked as they are read
+    row = pd.DataFrame({column.name: [np.nan if column.kind == "number" else ""] for column in columns})
+    with np.errstate(all="ignore"):
+        scores = np.asarray(model.predictor.predict(model.builder.transform(row)))
+    expected = (1,) if model.classes_ is None else (1, len(model.classes_))
+    if scores.shape != expected or not np.isfinite(scores).all():
+        raise ValueError("its parts do not fit together")
 
 
 def _part(arrays: dict[str, Array], prefix: str) -> dict[str, Array]:

@@ -11,6 +11,8 @@ import json
 import math
 import os
 import stat
+import tokenize
+import warnings
 import zipfile
 import zlib
 from collections import Counter
@@ -24,7 +26,7 @@ from typing import IO, TYPE_CHECKING, Any
 import numpy as np
 
 from fsla._extras import require
-from fsla._files import FileError, open_regular, some
+from fsla._files import open_regular, some
 from fsla.data._dataset import Array
 
 if TYPE_CHECKING:
@@ -213,14 +215,14 @@ def _read_other_quotes(text: str, delimiter: str, path: Path, error: csv.Error) 
     ) from error
 
 
-def _delimiter(text: str, usual: str) -> tuple[str, str]:
+def _delimiter(text: str, default: str) -> tuple[str, str]:
     """Return what separates columns, by the header and the first rows, and the text without Excel's `sep=` line."""
     head = text[:6].lower()
     if head.startswith("sep=") and len(text) > 4 and text[4] in DELIMITERS:
         return text[4], text[5:].lstrip("\r").removeprefix("\n")
     sample = text[:262_144]
     widths = {}
-    for delimiter in sorted(DELIMITERS, key=lambda d: d != usual):
+    for delimiter in sorted(DELIMITERS, key=lambda d: d != default):
         reader = csv.reader(io.StringIO(sample, newline=""), delimiter=delimiter)
         try:
             counts = [len(row) for row in islice(reader, 51) if row]
@@ -230,7 +232,7 @@ def _delimiter(text: str, usual: str) -> tuple[str, str]:
             counts = counts[:-1] or counts  # the last row is cut
         if counts and counts[0] > 1 and len(set(counts)) == 1:
             widths[delimiter] = counts[0]
-    return max(widths, key=lambda d: widths[d], default=usual), text
+    return max(widths, key=lambda d: widths[d], default=default), text
 
 
 def _line(text: str, delimiter: str, row: int) -> str:
@@ -291,16 +293,17 @@ def _read_xlsx(file: IO[bytes], path: Path, label: str) -> RawTable:
     _require("excel", path)
     import openpyxl
 
+    _check_archive(file, path)
     try:
-        with zipfile.ZipFile(file) as archive:
-            _check_unpacked(sum(info.file_size for info in archive.infolist()), path)
-        book = openpyxl.load_workbook(file, read_only=True, data_only=True)
-        sheet = book.worksheets[0]
-        sheet.reset_dimensions()  # the file's own may be wrong
-        rows = [[_excel_text(cell) for cell in row] for row in sheet.iter_rows(max_col=MAX_COLUMNS + 1)]
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of styles and validations, which no cell depends on
+            book = openpyxl.load_workbook(file, read_only=True, data_only=True)
+            sheet = book.worksheets[0]
+            sheet.reset_dimensions()  # the file's own may be wrong
+            rows = [[_excel_text(cell) for cell in row] for row in sheet.iter_rows(max_col=MAX_COLUMNS + 1)]
         others = book.sheetnames[1:]
-    except (zipfile.BadZipFile, KeyError, IndexError, TypeError, ValueError) as error:
-        raise ValueError(f"Cannot read {path}: it is no Excel workbook that openpyxl reads ({error}).") from error
+    except Exception as error:  # damaged parts make openpyxl raise errors of every kind
+        raise ValueError(f"Cannot read {path}: openpyxl cannot read it as a workbook ({_reason(error)}).") from error
     notes = (f"The first sheet of {path.name} is read; {_listed(others)} are not.",) if others else ()
     while rows and not any(rows[-1]):
         rows.pop()
@@ -336,12 +339,12 @@ def _read_parquet(file: IO[bytes], path: Path, label: str) -> RawTable:
     try:
         table = parquet.ParquetFile(file)
         meta = table.metadata
-        _check_width(table.schema_arrow.names.__len__(), path)
+        _check_width(len(table.schema_arrow.names), path)
         _check_unpacked(sum(meta.row_group(i).total_byte_size for i in range(meta.num_row_groups)), path)
         content = table.read()
         columns = [content.column(i).to_pylist() for i in range(content.num_columns)]
-    except (pyarrow.ArrowException, OSError) as error:
-        raise ValueError(f"Cannot read {path}: {str(error).splitlines()[0]}") from error
+    except (pyarrow.ArrowException, OSError, ValueError) as error:
+        raise ValueError(f"Cannot read {path}: {_reason(error)}.") from error
     return _from_columns(dict(zip(_names(content.column_names, path), columns, strict=True)), str(path), path.parent)
 
 
@@ -350,14 +353,14 @@ def _read_parquet(file: IO[bytes], path: Path, label: str) -> RawTable:
 
 def _read_npz(file: IO[bytes], path: Path, label: str) -> RawTable:
     arrays = {}
+    _check_archive(file, path)
     try:
         with zipfile.ZipFile(file) as archive:
-            _check_unpacked(sum(info.file_size for info in archive.infolist()), path)
             for info in archive.infolist():
                 with archive.open(info) as member:
                     arrays[info.filename.removesuffix(".npy")] = _array(member, info.file_size, path)
-    except (zipfile.BadZipFile, zlib.error, EOFError) as error:
-        raise ValueError(f"Cannot read {path}: it is no .npz file ({error}).") from error
+    except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError) as error:
+        raise ValueError(f"Cannot read {path}: it is no .npz file ({_reason(error)}).") from error
     lacking = [name for name in ("X", "y") if name not in arrays]
     if lacking:
         raise ValueError(f"{path} lacks the arrays {_listed(lacking)}. It holds {_listed(arrays)}.")
@@ -401,8 +404,8 @@ def _array(file: IO[bytes], size: int, path: Path) -> Array:
             raise ValueError(reason)
         flat = np.frombuffer(file.read(length), dtype=dtype)
         return flat.reshape(shape, order="F" if fortran else "C")
-    except (ValueError, EOFError) as error:
-        raise ValueError(f"Cannot read {path}: it is no plain array ({error}).") from error
+    except (ValueError, TypeError, SyntaxError, EOFError, tokenize.TokenError) as error:  # of the header's parser
+        raise ValueError(f"Cannot read {path}: it is no plain array ({_reason(error)}).") from error
 
 
 # Folders
@@ -616,11 +619,28 @@ def _check_unpacked(size: int, path: Path) -> None:
         raise ValueError(f"Cannot read {path}: it decompresses to {_size(size)}, more than {_size(MAX_BYTES)}.")
 
 
+def _check_archive(file: IO[bytes], path: Path) -> None:
+    """Raise unless a file is a zip archive that does not unpack to too much."""
+    try:
+        with zipfile.ZipFile(file) as archive:
+            size = sum(info.file_size for info in archive.infolist())
+    except (zipfile.BadZipFile, EOFError, ValueError, OSError, NotImplementedError) as error:
+        raise ValueError(f"Cannot read {path}: it is no zip archive, as {path.suffix} files are ({error}).") from error
+    _check_unpacked(size, path)
+    file.seek(0)
+
+
 def _require(extra: str, path: Path) -> None:
     try:
         require(extra)
     except ModuleNotFoundError as error:
         raise ValueError(f"Cannot read {path} without {error.name}. Install it: pip install 'fsla[{extra}]'") from error
+
+
+def _reason(error: Exception) -> str:
+    """Return the first line of what another library says, without the point at its end."""
+    lines = str(error).strip().splitlines()
+    return lines[0].rstrip(".") if lines else type(error).__name__
 
 
 def _size(number: int) -> str:
@@ -640,4 +660,3 @@ _READERS: dict[str, Callable[[IO[bytes], Path, str], RawTable]] = {
     ".npz": _read_npz,
     ".npy": _read_npy,
 }
-__all__ = ["FileError", "RawTable", "read_table"]

@@ -26,11 +26,14 @@ COLUMNS = 60
 DUPLICATES = 20
 HEAT_CLASSES = 14
 """More classes make a heat map that nobody reads."""
+GROUP_HEAT_CLASSES = 8
+GROUP_HEATS = 24
+"""Groups whose confusions the page shows."""
 MIXUPS = 6
 FREQUENT = 0.03
 """Share of a class from which a mix-up is listed."""
-KEYED_CLASSES = 9
-"""Up to so many classes, each has a key."""
+BUTTON_CLASSES = 12
+"""Up to so many classes, each has a button, the first nine of them a key."""
 TEXT = 4000
 """Characters of a text that a card shows."""
 CELL = 200
@@ -50,7 +53,7 @@ def render(result: CleaningResult) -> str:
     annotators = _annotators(result.annotators, numbers)
     heat, mixups = _confusions(result.confusion)
     cards = [_card(row, number, result) for number, row in enumerate(result.review.to_dict("records"), 1)]
-    many = len(result.classes) > KEYED_CLASSES
+    many = len(result.classes) > BUTTON_CLASSES
     return environment.from_string(source).render(
         style_hash=_hash(source, "style"),
         script_hash=_hash(source, "script"),
@@ -67,6 +70,7 @@ def render(result: CleaningResult) -> str:
         other_labels=[{"value": _attribute(name), "name": name} for name in result.classes] if many else [],
         numbers=numbers,
         heat=heat,
+        group_heats=_group_heats(result),
         mixups=mixups,
         classes=result.classes,
         annotators=annotators[:GROUPS],
@@ -204,6 +208,7 @@ def _group(row: dict[str, Any]) -> dict[str, Any]:
         "rate_svg": _interval(rate) if known else "",
         "weight_text": f"{weight.value:.2f} ({weight.low:.2f} to {weight.high:.2f})",
         "weight_svg": _interval(weight),
+        "quality": f"{row['label_quality']:.2f}",
     }
 
 
@@ -235,13 +240,23 @@ def _confusions(confusion: pd.DataFrame) -> tuple[list[dict[str, Any]], list[dic
         for rate, i, j in sorted(pairs, key=lambda pair: -pair[0])[:MIXUPS]
         if rate >= FREQUENT
     ]
-    if len(names) > HEAT_CLASSES:
-        return [], mixups
-    heat = [
+    return [] if len(names) > HEAT_CLASSES else _heat(confusion), mixups
+
+
+def _heat(confusion: pd.DataFrame) -> list[dict[str, Any]]:
+    return [
         {"name": name, "cells": [{"level": min(9, int(10 * value)), "text": f"{100 * value:.0f}"} for value in line]}
-        for name, line in zip(names, values, strict=True)
+        for name, line in zip(confusion.columns, confusion.to_numpy(), strict=True)
     ]
-    return heat, mixups
+
+
+def _group_heats(result: CleaningResult) -> list[dict[str, Any]]:
+    """Return heat maps of groups: those of the groups with most labels, if they are small enough to read."""
+    if len(result.classes) > GROUP_HEAT_CLASSES:
+        return []
+    sizes = dict(zip(result.groups["group"], result.groups["n_samples"], strict=True))
+    names = sorted(result.group_confusions, key=lambda name: -sizes.get(name, 0))[:GROUP_HEATS]
+    return [{"name": name, "heat": _heat(result.group_confusions[name])} for name in names]
 
 
 def _card(row: dict[str, Any], number: int, result: CleaningResult) -> dict[str, Any]:
@@ -252,7 +267,7 @@ def _card(row: dict[str, Any], number: int, result: CleaningResult) -> dict[str,
     return {
         "number": number,
         "row": row["row"],
-        "id": _cut(str(row["id"]), 60),
+        "name": f"row {row['row']}" if str(row["id"]) == str(row["row"]) else f"id {_cut(str(row['id']), 60)}",
         "group": row.get("group", ""),
         "given": _label_text(given_text),
         "reason": _space(str(row["reason"])),
@@ -266,7 +281,7 @@ def _card(row: dict[str, Any], number: int, result: CleaningResult) -> dict[str,
 def _choices(given_text: Any, suggested: Any, result: CleaningResult) -> list[dict[str, Any]]:
     """Return a button a class; with many classes (or numbers) one for the given and one for the suggested one."""
     given_text, suggested = _label_text(given_text), _label_text(suggested)
-    if result.task == "classification" and len(result.classes) <= KEYED_CLASSES:
+    if result.task == "classification" and len(result.classes) <= BUTTON_CLASSES:
         labels = list(result.classes)
     else:
         labels = list(dict.fromkeys(label for label in (given_text, suggested) if label))

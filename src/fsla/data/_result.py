@@ -92,6 +92,8 @@ class CleaningResult:
     row has one label."""
     confusion: pd.DataFrame
     """P(given label | true label), true labels as rows; empty in regression."""
+    group_confusions: Mapping[str, pd.DataFrame]
+    """The same for each group; empty where checked labels are too few."""
     label_issues: pd.DataFrame
     """One row per labelled sample, worst first: row (position in the table), id, given_label, suggested_label,
     suggested_probability, is_label_issue, label_quality, sample_weight, group."""
@@ -146,6 +148,9 @@ class CleaningResult:
             "annotators": _records(self.annotators),
             "classes": list(self.classes),
             "confusion": [] if self.confusion.empty else self.confusion.to_numpy().round(4).tolist(),
+            "group_confusions": {
+                name: table.to_numpy().round(4).tolist() for name, table in self.group_confusions.items()
+            },
             "strategies": _records(self.candidates),
             "skipped_strategies": list(self.skipped),
             "columns": _records(self.columns),

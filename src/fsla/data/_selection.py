@@ -14,7 +14,9 @@ from time import perf_counter
 from typing import TYPE_CHECKING
 
 import numpy as np
+from threadpoolctl import threadpool_limits
 
+from fsla._checks import pick_device
 from fsla.data._data_fit import CandidateScore, DataFit, Predictor
 from fsla.data._dataset import Array, TrainingData, Votes
 from fsla.data._diagnostics import consensus, diagnose
@@ -34,6 +36,8 @@ from fsla.data._strategies import (
 )
 
 if TYPE_CHECKING:
+    import torch
+
     from fsla.data._network_learners import ImageTrunk
 
 Progress = Callable[[str, int, int], None]
@@ -193,6 +197,14 @@ def _fit_paths(
     return belief, paths, seconds
 
 
+def one_thread() -> threadpool_limits:
+    """Run BLAS and OpenMP on one thread inside the block.
+
+    Products and histograms are small. On a busy machine their threads wait for each other thirty times as long.
+    """
+    return threadpool_limits(1)
+
+
 class CrossFit:
     """Candidates trained without each fold in turn, and what checked rows choose among them.
 
@@ -203,8 +215,8 @@ class CrossFit:
         folds: Number of folds.
         seed: Of everything random.
         progress: Called with a text, the number of strategies that are done, and their number.
+        device: Where networks on images are trained: "auto", "cpu" or "cuda".
         should_stop: Asked before each strategy from the fourth on; those that remain are skipped.
-        device: "auto", "cpu" or "cuda", for the network that turns images into features.
     """
 
     def __init__(
@@ -215,16 +227,16 @@ class CrossFit:
         *,
         folds: int,
         seed: int,
+        device: str = "auto",
         progress: Progress | None = None,
         should_stop: Callable[[], bool] | None = None,
-        device: str = "auto",
     ) -> None:
         self.data, self.seed, self.folds = data, seed, folds
         self.fold = assign_folds(data, folds, seed)
         self.visible = [hide_votes(data, self.fold == fold) for fold in range(folds)]
         self.trunk: ImageTrunk | None = None
         if data.features.images is not None and any(learner.is_linear for learner in learners):
-            self._embed_images(progress, device)
+            self._embed_images(pick_device(device), progress)
         self.candidates: list[Candidate] = []
         self.skipped: list[str] = []
         for index, strategy in enumerate(strategies):
@@ -234,15 +246,16 @@ class CrossFit:
                 break
             if progress is not None:
                 progress(strategy.name, index, len(strategies))
-            self.candidates += self._train(strategy, learners)
+            with one_thread():
+                self.candidates += self._train(strategy, learners)
         self.judge_rows, self.judge_labels = _judges(data)
 
-    def _embed_images(self, progress: Progress | None, device: str) -> None:
+    def _embed_images(self, device: torch.device, progress: Progress | None) -> None:
         """Let networks turn images into dense features; each fold has one that did not see its votes."""
         from fsla.data._network_learners import fit_trunks
 
         parts = [*self.visible, self.data]
-        trunks = fit_trunks(parts, seed=self.seed, device=device, progress=progress)
+        trunks = fit_trunks(parts, seed=self.seed, device=str(device), progress=progress)
         if trunks:
             *self.visible, self.data = (t.transform_data(part) for t, part in zip(trunks, parts, strict=True))
             self.trunk = trunks[-1]
@@ -416,9 +429,9 @@ def fit_data(
     learners: Sequence[Learner] | None = None,
     folds: int = 5,
     seed: int = 0,
+    device: str = "auto",
     progress: Progress | None = None,
     should_stop: Callable[[], bool] | None = None,
-    device: str = "auto",
 ) -> DataFit:
     """Train, calibrate and average candidates, and judge rows and groups by the average.
 
@@ -428,9 +441,9 @@ def fit_data(
         learners: To try. Default: `default_learners`.
         folds: Number of folds.
         seed: Of everything random.
+        device: Where networks on images are trained: "auto", "cpu" or "cuda".
         progress: Called with a text, the number of steps that are done, and their number.
         should_stop: Asked between strategies; those that remain are skipped.
-        device: "auto", "cpu" or "cuda", for the network that turns images into features.
 
     Raises:
         ValueError: There is nothing to learn from.
@@ -450,10 +463,17 @@ def fit_data(
         learners,
         folds=folds,
         seed=seed,
+        device=device,
         progress=progress,
         should_stop=should_stop,
-        device=device,
     )
+    with one_thread():
+        return _summarize(original, fit, offset, scale)
+
+
+def _summarize(original: TrainingData, fit: CrossFit, offset: float, scale: float) -> DataFit:
+    """Choose among the trained candidates, train the chosen ones on all data, and judge rows and groups."""
+    data = fit.data
     baseline = [c for c in fit.candidates if not c.strategy.uses_checked_labels]
     candidates = [c for c in fit.candidates if c.strategy.uses_checked_labels] or baseline
     shares, by_fold = fit.judge(candidates)
@@ -467,7 +487,7 @@ def fit_data(
     if len(data.checked_rows) and baseline:
         best = f"{scores[0].strategy}, {scores[0].learner}"
         comparison = compare(fit, candidates, baseline, out_of_fold, scale, best)
-    diagnosis = diagnose(fit.data, out_of_fold, fit.fold, seed, scale)
+    diagnosis = diagnose(fit.data, out_of_fold, fit.fold, fit.seed, scale)
     return DataFit(
         data=original,
         predictor=fit.with_trunk(replace(predictor, offset=offset, scale=scale)),

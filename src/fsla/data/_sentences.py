@@ -18,6 +18,8 @@ from fsla.data._result import Comparison, Correction, Effect, Estimate
 
 NAMED = 6
 """Groups that a line names."""
+REASONS = 4
+"""Groups to review of which each has a line of its own."""
 
 
 @dataclass(frozen=True)
@@ -124,6 +126,10 @@ def _group_lines(figures: Figures) -> list[str]:
     lines = []
     for decision in ("drop", "review"):
         chosen = [(name, reason) for name, _, of_group, reason in figures.groups if of_group == decision]
+        if decision == "review" and len(chosen) > REASONS:
+            names = join_names([name for name, _ in chosen])
+            lines.append(f"Review {len(chosen)} groups → group_weights.csv: {names}.")
+            continue
         lines += [f"{decision.capitalize()} {name}: {reason}." for name, reason in chosen[:NAMED]]
         if len(chosen) > NAMED:
             lines.append(f"{len(chosen) - NAMED} more groups to {decision} → group_weights.csv.")
@@ -173,6 +179,8 @@ def _cleaned_lines(figures: Figures) -> list[str]:
     if left_out:
         lines.append(f"{left_out} rows of dropped groups are left out of cleaned.csv.")
     if figures.task == "regression":
+        if figures.num_corrected:
+            lines.append(f"{figures.num_corrected} rows have several numbers; cleaned.csv has their consensus.")
         return lines
     if figures.num_corrected:
         sure = f"those with a probability of at least {percent(SURE)}"

@@ -79,18 +79,24 @@ class Table:
         label_columns = named.label_columns
         self.vote_columns = expand_patterns(label_columns, names)
         if label_columns is not None and annotator is not None:
-            raise ValueError("Both label_columns and annotator are named. Several labels are in one form or the other.")
+            raise ValueError(
+                "label_columns= and annotator= are both named. Several labels are in one form or the other."
+            )
         if label_columns is not None and not self.vote_columns:
-            raise ValueError("label_columns names no column. Name the columns with the labels of each annotator.")
+            raise ValueError("label_columns= names no column. Name the columns with the labels of each annotator.")
         if checked is not None and trusted_column is not None:
-            raise ValueError("Both checked and trusted_column are named. Checked labels come from one of them.")
+            raise ValueError("checked= and trusted_column= are both named. Checked labels come from one of them.")
+        if trusted_column is not None and label_columns is not None:
+            raise ValueError(
+                "trusted_column= and label_columns= are both named. Name the checked labels with checked=."
+            )
         if annotator is not None and id is None:
-            raise ValueError("annotator needs id, the column that says which rows are labels of one sample.")
+            raise ValueError("annotator= needs id=, the column that says which rows are labels of one sample.")
         self.checked, self.trusted_column, self.group, self.annotator = checked, trusted_column, group, annotator
         self.image = image
         ignored = expand_patterns(named.ignore, names)
         if self.vote_columns and label in names and label not in (checked, *self.vote_columns, *ignored):
-            reason = f"the labels come from label_columns; set checked={label!r} if these are checked"
+            reason = "the labels come from label_columns=; name it with checked= if its labels are checked"
             self.reasons[label] = ("ignored", "", reason)
         roles: dict[str, list[str]] = {
             "label": self.vote_columns or [label],
@@ -106,7 +112,7 @@ class Table:
         self.roles = check_roles(roles, names, self.name)
         self.id = id
         self._group_rows()
-        self.given = self._given()
+        self.label_parts = self._label_parts()
         self.checked_texts = self._checked()
 
     def __len__(self) -> int:
@@ -116,11 +122,11 @@ class Table:
         """Fill in the roles that the source itself tells."""
         raw, names = self.raw, self.frame.columns
         if raw.x is not None:
-            usual = {"group": "groups", "id": "ids", "trusted_column": "trusted"}
-            usual = {role: name for role, name in usual.items() if name in names and getattr(named, role) is None}
+            defaults = {"group": "groups", "id": "ids", "trusted_column": "trusted"}
+            defaults = {role: name for role, name in defaults.items() if name in names and getattr(named, role) is None}
             if named.checked is not None:
-                usual.pop("trusted_column", None)
-            named = replace(named, **usual)
+                defaults.pop("trusted_column", None)
+            named = replace(named, **defaults)
         if named.image is None and (raw.is_folder or len(raw.pictures) == 1):
             named = replace(named, image=FILE if raw.is_folder else next(iter(raw.pictures)))
         is_reviewed = CHECKED_LABEL in names and named.label != CHECKED_LABEL
@@ -151,10 +157,10 @@ class Table:
             worst = int(counts.argmax())
             raise ValueError(
                 f"Duplicate id {distinct[worst]!r} in {self.name} ({counts[worst]} rows). Name another id column, or "
-                "name the annotator column if these rows are labels of one sample."
+                "name annotator= if these rows are labels of one sample."
             )
 
-    def _given(self) -> list[tuple[Array, Array, Array]]:
+    def _label_parts(self) -> list[tuple[Array, Array, Array]]:
         """Return (item, group, label as written) of the labels, in parts."""
         if self.vote_columns:
             items = np.arange(len(self.frame))
@@ -236,6 +242,13 @@ class Table:
         self.columns = [column for column in decided if column is not None]
         if not self.columns and self.raw.x is None:
             self._take_names_as_text(columns)
+        several = self.annotator or self.vote_columns
+        for column in self.columns:
+            if column.kind == "text" and column.levels < 0.5 * len(items) and not several:
+                self.notes.append(
+                    f"{column.name!r} has {column.levels} different texts in {len(items)} rows. If each row is one "
+                    "label of several, name id= and annotator=."
+                )
         if encoder is not None and not any(c.kind == "text" for c in self.columns):
             self.notes.append("The encoder is not used: no column is free text.")
         self.pictures = self.pictures_of(self.raw, self.first) if self.image else None
@@ -265,7 +278,7 @@ class Table:
         copies = [reason for target in self._targets if (reason := is_copy(column, cells, target))]
         if name in chosen:
             if copies:
-                raise ValueError(f"The feature {name!r} gives the answer away: {copies[0]}. Leave it out of features.")
+                raise ValueError(f"The feature {name!r} gives the answer away: {copies[0]}. Leave it out of features=.")
             return column if column.kind in FEATURE_KINDS else as_number_or_category(column, cells)
         reason = next(iter(copies), "") or self._other_labels(column, cells)
         if column.kind == "category" and is_split(factorize(cells)[1]):
@@ -273,7 +286,7 @@ class Table:
         if not reason and column.kind not in FEATURE_KINDS:
             reason = ("an id: " if column.kind == "id" else "") + column.note
         if not reason and only:
-            reason = "features names others"
+            reason = "not among features="
         if not reason:
             return column
         self.reasons[name] = ("ignored", column.kind, reason)
@@ -286,28 +299,32 @@ class Table:
 
     def _other_labels(self, column: Column, cells: Any) -> str:
         """Return whether a column holds the names of the classes: labels of somebody else."""
-        names = {text.strip().casefold() for text in self.label_texts if not is_missing_label(text)}
-        names -= {*TOKENS, ""}
-        are_names = names and np.isnan(parse_numbers(np.array([*names], dtype=object))).all()
-        if column.kind != "category" or not are_names or len(names) > MAX_CLASSES:
+        if column.kind != "category" or not self._class_names:
             return ""
-        if all(text.casefold() in names for text in factorize(cells)[1]):
-            return "holds labels: name it as checked or in label_columns, or in features to use it all the same"
+        if all(text.casefold() in self._class_names for text in factorize(cells)[1]):
+            return "holds labels: name it with checked= or label_columns=, or with features= to use it all the same"
         return ""
+
+    @cached_property
+    def _class_names(self) -> set[str]:
+        """Return labels that are names: not yes and no, and no numbers, which may mean anything in another column."""
+        names = {text.strip().casefold() for text in self.label_texts if not is_missing_label(text)} - set(TOKENS)
+        are_names = len(names) <= MAX_CLASSES and np.isnan(parse_numbers(np.array([*names], dtype=object))).all()
+        return names if are_names else set()
 
     @cached_property
     def first_given(self) -> Array:
         """Return one label as written for each item, None without."""
-        given = np.full(len(self), None, dtype=object)
-        for items, _, labels in self.given[::-1]:
+        first = np.full(len(self), None, dtype=object)
+        for items, _, labels in self.label_parts[::-1]:
             there = np.array([not is_missing_label(text) for text in labels], dtype=bool)
-            given[items[there][::-1]] = labels[there][::-1]
-        return given
+            first[items[there][::-1]] = labels[there][::-1]
+        return first
 
     @cached_property
     def label_texts(self) -> set[str]:
         """Return all labels as written."""
-        return {text for _, _, labels in self.given for text in set(labels)} | set(self.checked_texts)
+        return {text for _, _, labels in self.label_parts for text in set(labels)} | set(self.checked_texts)
 
     def _take_names_as_text(self, columns: Mapping[str, Column]) -> None:
         """Use words of which each row has its own: they are all that there is."""
@@ -347,6 +364,7 @@ class Table:
                 )
 
     def refuse_missing(self) -> None:
+        """Raise if a cell of a feature is missing."""
         counts = self.typed[[c for c in self.typed if c in {column.name for column in self.columns}]].isna().sum()
         lacking = [f"{name} ({count})" for name, count in counts.items() if count]
         if lacking:
@@ -362,7 +380,9 @@ class Table:
         if role in ("group", "annotator"):
             return f"{len(texts)} {role}s"
         if role in ("label", "checked label"):
-            return f"{len(texts)} different values in {int((codes >= 0).sum())} of {len(codes)} rows"
+            missing = int((codes < 0).sum())
+            values = f"{len(texts)} different value{'' if len(texts) == 1 else 's'}"
+            return f"{values}; {missing} missing" if missing else values
         return "as named" if role == "ignored" else ""
 
     def described(self) -> pd.DataFrame:
@@ -394,6 +414,7 @@ def missing_rows(typed: pd.DataFrame, x: Array | None) -> Array:
 
 
 def read_truths(cells: Any, name: str, source: str) -> Array:
+    """Return a column of true and false as booleans; a missing cell is false."""
     codes, texts = factorize(cells)
     known = {**TOKENS, "1": True, "0": False, "1.0": True, "0.0": False}
     unknown = [text for text in texts if text.lower() not in known]
@@ -403,6 +424,7 @@ def read_truths(cells: Any, name: str, source: str) -> Array:
 
 
 def object_series(values: Sequence[Any]) -> Any:
+    """Return objects as a column; arrays among them stay whole."""
     import pandas as pd
 
     series = pd.Series([None] * len(values), dtype=object)
@@ -432,10 +454,12 @@ def _series_of_text(texts: Any) -> Any:
 
 
 def array_keys(x: Array) -> list[Any]:
+    """Return the bytes of each row."""
     return [row.tobytes() for row in np.ascontiguousarray(x)]
 
 
 def picture_digest(item: Any) -> str:
+    """Return a digest of the bytes of an image, or of its file."""
     if isinstance(item, str | Path):
         from fsla._files import open_regular
 

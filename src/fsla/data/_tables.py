@@ -89,10 +89,26 @@ def confusion_table(fit: DataFit) -> pd.DataFrame:
     """Return P(given label | true label), true labels as rows; empty in regression."""
     import pandas as pd
 
-    if fit.confusion is None or fit.data.classes is None:
+    if fit.confusion is None:
         return pd.DataFrame()
-    names = [str(name) for name in fit.data.classes]
-    return pd.DataFrame(fit.confusion, index=pd.Index(names, name="true_label"), columns=names)
+    return _confusion_frame(fit.confusion, fit.data)
+
+
+def _confusion_frame(confusion: Array, data: TrainingData) -> pd.DataFrame:
+    import pandas as pd
+
+    names = [] if data.classes is None else [str(name) for name in data.classes]
+    return pd.DataFrame(confusion, index=pd.Index(names, name="true_label"), columns=names)
+
+
+def group_confusions(fit: DataFit) -> dict[str, pd.DataFrame]:
+    """Return the confusion matrix of each group, where there is enough to estimate one."""
+    if fit.group_confusion is None:
+        return {}
+    return {
+        str(name): _confusion_frame(confusion, fit.data)
+        for name, confusion in zip(fit.data.group_names, fit.group_confusion, strict=True)
+    }
 
 
 def candidate_table(fit: DataFit) -> pd.DataFrame:
@@ -134,7 +150,7 @@ def sample_weights(fit: DataFit, decisions: Decisions) -> Array:
     rows = votes.row[agrees]
     total = np.bincount(rows, weights=fit.vote_weight[agrees], minlength=len(data.features))
     weight = total / np.maximum(np.bincount(rows, minlength=len(data.features)), 1)
-    weight = np.where(decisions.corrected, decisions.probability, weight)
+    weight = np.where(decisions.corrected & np.isfinite(decisions.probability), decisions.probability, weight)
     clipped: Array = np.where(data.is_checked, 1.0, np.clip(weight, 0.0, None))
     return clipped
 

@@ -29,7 +29,7 @@ GIVEN_LABEL = "given_label"
 class TrustedFile:
     """Rows with checked labels from a file of their own, matched to the table as far as they are in it."""
 
-    def __init__(self, table: Table, raw: RawTable, number: int) -> None:
+    def __init__(self, table: Table, raw: RawTable) -> None:
         self.table, self.raw, self.name = table, raw, raw.name
         self.notes = list(raw.notes)
         frame = raw.frame
@@ -87,6 +87,7 @@ class TrustedFile:
 
     @cached_property
     def keys(self) -> list[Any]:
+        """Return one value a row, as `Table.keys` does."""
         if self.raw.x is not None:
             return array_keys(self.raw.x[self.rows])
         return table_keys(self.typed, self.table, self.pictures)
