@@ -126,7 +126,7 @@ def test_damaged_model_file_is_refused(folder, tmp_path, position):
 
 def edits(value, path=()):
     """Yield copies of a JSON value, each with one part replaced or removed, and where that is."""
-    for bad in (None, -1, "x", [], 10**30, [[]], {"a": 1}):
+    for bad in (None, -1, "x", [], {}, 10**30, [[]], True, 0.5, ["x"], {"a": 1}):
         yield path, bad
     if isinstance(value, dict):
         for name in value:
@@ -247,7 +247,6 @@ def test_options_of_the_command_reach_clean(tmp_path, monkeypatch):
         "features": ("--feature-columns", "x"), "ignore": ("--ignore-columns", "z"), "encoder": ("--encoder", "dir"),
         "relabel": ("--relabel", "all"), "review": ("--review", "7"), "missing": ("--missing", "error"),
         "task": ("--task", "regression"), "image_size": ("--image-size", "32"), "random_state": ("--seed", "3"),
-        "device": ("--device", "cpu"),
     }  # fmt: skip
     arguments = [part for pair in options.values() for part in pair]
     done = run("clean", "d.csv", *arguments, "--trusted", "t.csv", "--trusted", "r.csv", "-o", tmp_path / "out")

@@ -88,6 +88,19 @@ def test_cleaning_without_effect_asks_for_a_look_first():
     assert clean_forum.decision.startswith("Use the data as it is: accuracy on 40 checked rows")
 
 
+def test_data_with_many_wrong_labels_is_not_recommended_as_it_is():
+    """Where nothing helps measurably, that half of the labels are wrong is the news."""
+    _, fit = fabricate("same")
+    rate = Estimate(0.44, 0.35, 0.53)
+    decision = write_decision(figures_of(comparison=fit.comparison, noise_rate=rate))
+    assert decision.startswith("Check more rows: 44 % of the labels are wrong (35 to 53 %), and nothing is measurably")
+    assert "Accuracy on 40 checked rows is 80.0 %" in decision
+    facts = write_facts(figures_of(comparison=fit.comparison, noise_rate=rate))
+    assert not any(line.startswith("Accuracy") for line in facts)  # once is enough
+    few = write_decision(figures_of(comparison=fit.comparison, noise_rate=Estimate(0.1, 0.05, 0.2)))
+    assert few.startswith("Use the data as it is: accuracy")
+
+
 def test_harmful_cleaning_changes_no_label_and_drops_no_group():
     """What is recommended is what cleaned.csv holds."""
     result = result_of("worse")

@@ -13,9 +13,7 @@ from typing import Any
 import numpy as np
 
 from fsla._checks import pick
-from fsla.data._dataset import TrainingData
 from fsla.data._learners import Learner, default_learners
-from fsla.data._trees import BoostingLearner
 from fsla_benchmarks.data.alternatives import (
     ALTERNATIVES,
     Alternative,
@@ -32,8 +30,6 @@ from fsla_reproduction.job import Job, ReportShare
 from fsla_reproduction.runs import LOCAL, Report, Workers, unseen
 
 FOLDS = 5
-MAX_BOOSTED_CLASSES = 3
-"""With ten classes boosting takes longer than all else together, and loses to the forest on digits."""
 TUNING_SEEDS = (0, 1, 2)
 """Seeds on which settings were chosen; no other table has them."""
 REPORTED_SEEDS = (3, 4, 5, 6, 7)
@@ -127,20 +123,11 @@ def _run_cell(
     return [head | record for record in measure(problem, seed, report)]
 
 
-def choose_learners(data: TrainingData) -> list[Learner]:
-    """Return the library's own learners, and boosting for tables of few classes, as any user would try it."""
-    learners = list(default_learners(data))
-    boosting = BoostingLearner()
-    if data.num_classes <= MAX_BOOSTED_CLASSES and boosting.supports(data):
-        learners += [] if any(each.name == boosting.name for each in learners) else [boosting]
-    return learners
-
-
 def run_alternatives(problem: Problem, seed: int, report: ReportShare) -> list[Record]:
     """Measure each alternative with each learner, and what a user has who picks one of them by cross-validation."""
     data = problem.data
     alternatives = [alternative for alternative in ALTERNATIVES if alternative.suits(data)]
-    learners = choose_learners(data)
+    learners = default_learners(data)
     records: list[Record] = []
     for number, alternative in enumerate(alternatives):
         report(number / len(alternatives))

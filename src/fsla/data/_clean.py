@@ -78,7 +78,7 @@ def clean(
         relabel: "sure" corrects labels from a probability of .9, "all" every label that looks wrong.
         review: number of rows to review.
         strategies: what to try, by name or as objects. Default: what suits the data.
-        learners: what to train: names, objects, or estimators of scikit-learn. Default: what suits the data.
+        learners: what to train: names, estimators of scikit-learn, modules of PyTorch. Default: what suits the data.
         random_state: seed of everything random.
         device: where networks on images are trained: "auto", "cpu" or "cuda".
         progress: called with a text, the number of steps done, and their number.
@@ -229,7 +229,7 @@ def _figures(loaded: LoadedData, fit: DataFit, decisions: Decisions, relabel: Re
         correction=decisions.correction,
         noise_rate=None if uncovered else fit.noise_rate,
         uncovered=uncovered,
-        largest=None if best is None else (f"{best.strategy}/{best.learner}", best.share, counted),
+        largest=None if best is None else (best.strategy, best.learner, best.share, counted),
         skipped=fit.skipped,
     )
 

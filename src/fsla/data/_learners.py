@@ -300,6 +300,8 @@ def constant_prediction(mass: Array, task: Task) -> ConstantPredictor:
 
 LARGE_TABLE = 2000
 """From so many rows on, boosting takes the place of the forest, which costs four times as much there."""
+FEW_CLASSES = 3
+"""Up to so many classes, smaller tables have both. With more, boosting costs more than all other learners."""
 
 
 def default_learners(data: TrainingData) -> tuple[Learner, ...]:
@@ -307,6 +309,10 @@ def default_learners(data: TrainingData) -> tuple[Learner, ...]:
     from fsla.data._network_learners import MLP
     from fsla.data._trees import BoostingLearner, ForestLearner
 
-    trees = ForestLearner() if len(data.features) < LARGE_TABLE else BoostingLearner()
-    learners: tuple[Learner, ...] = (LinearLearner(), FineTunedLinearLearner(), trees, MLP())
+    trees: tuple[Learner, ...] = (ForestLearner(), BoostingLearner())
+    if len(data.features) >= LARGE_TABLE:
+        trees = trees[1:]
+    elif data.num_classes > FEW_CLASSES:
+        trees = trees[:1]
+    learners: tuple[Learner, ...] = (LinearLearner(), FineTunedLinearLearner(), *trees, MLP())
     return tuple(learner for learner in learners if learner.supports(data))

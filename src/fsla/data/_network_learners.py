@@ -58,7 +58,7 @@ def one_thread() -> Iterator[None]:
 
 
 @contextmanager
-def seeded(seed: int) -> Iterator[None]:
+def fork_seed(seed: int) -> Iterator[None]:
     """Set the random state of PyTorch inside the block; restore it on exit."""
     with torch.random.fork_rng():
         torch.manual_seed(seed)
@@ -310,7 +310,7 @@ def build_image_model(images: Tensor, outputs: int, seed: int, width: int | None
     residual = channels > 1
     if width is None:
         width = 32 if not residual else 64 if device.type == "cuda" else 16
-    with seeded(seed):
+    with fork_seed(seed):
         network = ImageModel(channels, outputs, width, residual)
     sample = images[:: max(1, len(images) // 2000)].float() / 255
     with one_thread():
@@ -511,7 +511,7 @@ def part_of(arrays: Mapping[str, Array], start: str) -> dict[str, Array]:
 
 
 def _load_image_model(options: Mapping[str, Any], arrays: Mapping[str, Array]) -> ImageModel:
-    with seeded(0):  # Loading a model leaves PyTorch's random state as it was.
+    with fork_seed(0):  # Loading a model leaves PyTorch's random state as it was.
         network = ImageModel(
             int(options["channels"]), int(options["outputs"]), int(options["width"]), bool(options["residual"])
         )
@@ -821,7 +821,7 @@ class ModuleLearner(Learner):
         if x.is_floating_point() and not bool(x.isfinite().all()):
             raise ValueError("The rows have missing values, which a module cannot take. Fill them, or pass inputs=.")
         self._check_outputs(module, x, outputs)
-        with seeded(seed):  # Random layers draw from PyTorch's own stream.
+        with fork_seed(seed):  # Random layers draw from PyTorch's own stream.
             train_network(module, x, unit_mass, task, self.recipe, seed=seed)
         return [ModulePredictor(module, {}, task, offset, scale, self.inputs)]
 

@@ -9,6 +9,7 @@ from fsla.data._dataset import Task
 from fsla.data._decisions import (
     MIN_LABELS,
     SURE,
+    SUSPECT_RATE,
     Relabel,
     percent,
     percent_range,
@@ -48,8 +49,8 @@ class Figures:
     noise_rate: Estimate | None
     uncovered: Sequence[str]
     """Groups that checked rows say nothing of."""
-    largest: tuple[str, float, int] | None
-    """Name and weight of the candidate that counts most, and how many there are."""
+    largest: tuple[str, str, float, int] | None
+    """Strategy, learner and weight of the candidate that counts most, and how many there are."""
     skipped: Sequence[str]
 
     @property
@@ -88,6 +89,10 @@ def write_decision(figures: Figures) -> str:
         return f"{start} the labels of cleaned.csv: {_describe_correction(figures.correction)}."
     if drops:
         return f"Drop {join_names(drops)}: {figures.reason(drops[0])}."
+    rate = figures.noise_rate
+    if rate is not None and rate.low > SUSPECT_RATE:
+        wrong = f"{percent(rate.value)} of the labels are wrong ({percent_range(rate)})"
+        return f"Check more rows: {wrong}, and nothing is measurably better. {_capital(unclear)}."
     review = f" and review {join_names(reviews)}" if 0 < len(reviews) <= 3 else ""
     return f"Use the data as it is{review}: {unclear}."
 
@@ -114,7 +119,7 @@ def join_names(names: Sequence[str], limit: int = NAMED) -> str:
 def _comparison_lines(figures: Figures) -> list[str]:
     """Say how the model does where the decision rests on something else."""
     comparison = figures.comparison
-    if comparison is None or _describe_comparison(comparison) in write_decision(figures):
+    if comparison is None or _describe_comparison(comparison).lower() in write_decision(figures).lower():
         return []
     difference = f"no measurable difference {_describe_gain(comparison)}"
     return [f"{_capital(_describe_comparison(comparison))}, {difference}."]
@@ -215,9 +220,14 @@ def _model_lines(figures: Figures) -> list[str]:
         value = _with_range(comparison.trusted_only, comparison.metric)
         lines.append(f"Training on the {figures.num_checked} checked rows alone: {comparison.metric} {value}.")
     if figures.largest is not None:
-        name, weight, count = figures.largest
-        others = f", the average of {count} candidates; {name} counts {percent(weight)}" if count > 1 else f": {name}"
-        lines.append(f"The model is {others.removeprefix(', ').removeprefix(': ')}.")
+        strategy, learner, weight, count = figures.largest
+        if count > 1:
+            most = f"{strategy} with {learner} counts {percent(weight)}"
+            lines.append(f"The model is the average of {count} candidates; {most}.")
+        elif strategy == "nothing":
+            lines.append(f"The model is trained on everything as it is ({learner}).")
+        else:
+            lines.append(f"The model is {strategy} with {learner}.")
     return lines
 
 
