@@ -1,5 +1,5 @@
 """Started by torchrun: what networks, losses, batches and loops do that ranks may see differently; each rank writes
-what it found."""
+its results."""
 
 import json
 import sys
@@ -105,7 +105,7 @@ def fit_other_batches():
 
 
 def fit_with_a_callback_that_draws(group):
-    """Rank 0 draws after each record; the numbers of the samples that this rank was given in each pass."""
+    """Rank 0 draws after each record; the numbers of the samples of this rank in each pass."""
     seen = []
 
     def noted(model, weights, batch):
@@ -168,7 +168,7 @@ def orders():
 
 
 def reduced_differences():
-    """One sample on several ranks, in bfloat16, which has a step of its own for differences: λ here, and alone."""
+    """One sample on several ranks, in bfloat16, which has another step for differences: λ here, and alone."""
     x, y = X[:, :5].float(), X[:, 5].float()
 
     def error(omega, i):

@@ -1,4 +1,4 @@
-"""Started by torchrun: `fsla`, on ranks that wait for what rank 0 says as long as it takes."""
+"""Started by torchrun: `fsla`, on ranks that wait for rank 0 as long as it takes."""
 
 from fsla.__main__ import main
 from fsla.distributed import _join as joining

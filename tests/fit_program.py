@@ -1,4 +1,4 @@
-"""Started by torchrun: `fit` in several processes, in whatever way the first argument says."""
+"""Started by torchrun: `fit` in several processes, as the first argument asks."""
 
 import json
 import os
@@ -115,7 +115,7 @@ def trajectories(out, steps):
 
 
 def fit(out, folder, kinds, steps, kills=""):
-    """Runs of fit of several kinds, and what went wrong in them; a rank is killed at the given message of each attempt
+    """Runs of fit of several kinds, and what went wrong in them; a rank is killed at that message of each attempt
     ("rank:message,…")."""
     group = distributed.get_group()
     attempt = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))

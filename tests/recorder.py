@@ -32,7 +32,7 @@ class Recorder:
 
     def record(self, work: Callable[[], None]) -> Callable[[], None]:
         self.records += 1
-        tensors = tensors_of(self.engine._held)
+        tensors = tensors_of(self.engine._static)
         random, parts = self._generator.get_state(), [t.clone() for t in tensors]
         work()
         self._generator.set_state(random)

@@ -94,8 +94,8 @@ def resumed(folder):
     """The gap between a run in two parts, on all ranks, with a clock that is asked, and one on this rank alone."""
     algorithm = ALGORITHMS["fsla"]
     ends = []
-    for shared in (False, True):
-        problem, at = network(False, reducer=DataParallelReducer() if shared else None)
+    for several in (False, True):
+        problem, at = network(False, reducer=DataParallelReducer() if several else None)
         problem = fsla.CountedProblem(problem)
         generator = torch.Generator().manual_seed(0)
 
@@ -105,14 +105,14 @@ def resumed(folder):
         def start(problem=problem, at=at, draw=draw):
             return algorithm.init(problem, at, draw())
 
-        group = get_group() if shared else SINGLE_PROCESS
-        for steps in (10, 20) if shared else (20,):
+        group = get_group() if several else SINGLE_PROCESS
+        for steps in (10, 20) if several else (20,):
             result = run_algorithm(
                 Run(algorithm, problem, generator, start, draw, group),
                 max_steps=steps,
                 eval_every=5,
                 eval_fn=lambda state: {"omega": flatten(state.omega.value)},
-                output_dir=folder if shared else None,
+                output_dir=folder if several else None,
                 save_every=5,
                 max_seconds=1e6,
                 engine="eager",

@@ -61,10 +61,9 @@ def test_register_invalid_identifier_raises(name):
 
 
 def test_get_algorithm_unknown_name_suggests_nearest():
-    """A typing error is found at once."""
+    """A typing error is an error at once."""
     with pytest.raises(ValueError, match=r"Got 'sobba' instead\. Did you mean 'soba'"):
         get_algorithm("sobba")
-    assert len(list_algorithms()) == len(set(list_algorithms())) == 44
 
 
 # --------------------------------------------------------------------------------------------------- due and not due

@@ -266,11 +266,11 @@ def test_views_of_same_point_and_batch_share_graph(algorithm, mode, inner, outer
 def test_view_sharing_changes_no_number():
     problem, at, train, valid = network()
     algorithm = fsla.algorithms.fsla(fsla.steps.constant(0.1, 0.1, 0.1, 0.5))
-    shared = StepBatches.shared(train, valid)
-    copies = StepBatches(*(tuple(Batch(b.data) for b in slot) for slot in shared.slots))
-    a = algorithm.init(problem, at, shared)
+    one_batch = StepBatches.shared(train, valid)
+    copies = StepBatches(*(tuple(Batch(b.data) for b in slot) for slot in one_batch.slots))
+    a = algorithm.init(problem, at, one_batch)
     for _ in range(3):
-        a, b = algorithm.step(problem, a, shared), algorithm.step(problem, a, copies)
+        a, b = algorithm.step(problem, a, one_batch), algorithm.step(problem, a, copies)
         assert float(tree.norm(tree.sub(a.direction, b.direction))) < 1e-15
 
 

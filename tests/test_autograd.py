@@ -83,7 +83,7 @@ def test_oracles_are_lazy_and_share_one_graph():
     outer = Calls(lambda lam, omega, batch: omega["w"].square().sum())
     problem, at = Problem(inner, outer), Point({"a": torch.ones(2)}, {"w": torch.ones(2)})
     v = {"w": torch.ones(2)}
-    problem.settle(at, Batch(None))
+    problem.select_mode(at, Batch(None))
     for _ in range(2):  # nothing is remembered from one point to the next
         inner.count = outer.count = 0
         G, F = problem.inner_at(at, Batch(None)).linearized(), problem.outer_at(at, Batch(None))
@@ -97,7 +97,7 @@ def test_view_without_linearize_rebuilds_graph():
     inner = Calls(lambda lam, omega, batch: (lam["a"] * omega["w"].square()).sum())
     problem = Problem(inner, GOOD_F)
     at, v = Point({"a": torch.ones(2)}, {"w": torch.ones(2)}), {"w": torch.ones(2)}
-    problem.settle(at, Batch(None))
+    problem.select_mode(at, Batch(None))
     inner.count = 0
     G = problem.inner_at(at, Batch(None))
     _ = G.hvp(v), G.grad_omega, G.value  # the first product leaves the gradient and the value
@@ -108,7 +108,7 @@ def test_view_without_linearize_rebuilds_graph():
 
 def test_problem_after_run_is_unchanged():
     problem, at, train, valid = network()
-    problem.settle(at, Batch(train))
+    problem.select_mode(at, Batch(train))
     before = dict(vars(problem))
     batches = fsla.StepBatches.shared(train, valid)
     for name in ("fsla", "cg", "bp", "soba"):
@@ -161,7 +161,7 @@ def test_inner_first_derivatives_separate_or_joint_agree(make):
 
 @pytest.mark.parametrize("hvp_method", ["forward_over_reverse", "reverse_over_reverse"])
 def test_products_in_any_order_are_equal(hvp_method):
-    """A graph is given up with the first product, and is there again for whatever follows."""
+    """The first product frees the graph, and later ones build it again."""
     v, u = {"w": normal(3, seed=1)}, {"a": normal(3, seed=2)}
     at = Point({"a": normal(3)}, {"w": normal(3, seed=3)})
     queries = {

@@ -1,4 +1,4 @@
-"""The comparison of automatic with searched steps: its tasks are sound, and its table says what the runs found."""
+"""The comparison of automatic with searched steps: its tasks are sound, and its table has the results of the runs."""
 
 import json
 

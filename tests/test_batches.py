@@ -22,11 +22,11 @@ def test_step_batches_share_a_pass_by_identity_only():
     problem, at, train, valid = ridge_logistic()
     algorithm = fsla.algorithms.fsla(RATES, momentum="none")
     one = Batch(train)
-    shared = StepBatches.of((one,), (valid,), (one,))
+    same = StepBatches.of((one,), (valid,), (one,))
     separate = StepBatches.of((Batch(train),), (valid,), (Batch(train),))
-    state = algorithm.init(problem, at, shared)
+    state = algorithm.init(problem, at, same)
     views = []
-    for batches in (shared, separate):
+    for batches in (same, separate):
         counted = CountedProblem(problem)
         after = algorithm.step(counted, state, batches)
         views.append((counted.calls.inner_views, after.direction))
@@ -64,7 +64,7 @@ def test_step_batches_of_seeds_each_batch():
 
 
 def test_step_batches_of_keeps_batch_index():
-    """SAGA remembers by it what each batch said."""
+    """SAGA stores the derivatives of each batch by it."""
     batches = StepBatches.of((Batch("a", number=4),), ("x",), seed=1)
     assert [slot[0].number for slot in batches.slots] == [4, None, 4, None, 4]
     assert batches.inner_grad[0].seed is not None
@@ -90,7 +90,7 @@ def test_sampler_draw_order_is_fixed():
 
 
 def test_sampler_with_steps_again_repeats_inner_batches():
-    """Unrolled differentiation is that of the steps that were made: the same batches, with the same masks."""
+    """Unrolled differentiation is that of the actual steps: the same batches, with the same masks."""
     stream = iter(range(100)).__next__
     batches = Sampler(BatchSpec(inner_grad=3, hvp=3), stream, stream, "grouped", seed=1, steps_again=True)()
     assert data(batches) == [[0, 4, 5], [1], [0, 4, 5], [3], [2]]

@@ -1,4 +1,4 @@
-"""The benchmark runs and writes what it says; its figures are for people, not for tests."""
+"""The benchmark runs and writes its files; its figures are for people, not for tests."""
 
 import json
 import sys

@@ -40,7 +40,7 @@ def command(monkeypatch, capsys):
 
 
 def without_seconds(folder):
-    """The records of every run, without what the clock said."""
+    """The records of every run, without the times."""
     records = {}
     for path in sorted((folder / "runs").iterdir()):
         lines = [json.loads(line) for line in path.read_text().splitlines()[:-1]]

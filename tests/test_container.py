@@ -132,7 +132,7 @@ def denied(path, flags):
 
 @each
 def test_read_of_other_kind_or_version_raises(file, written):
-    """Each refusal names what was found."""
+    """Each refusal names what the file holds."""
     path, _, read = file
     other, _ = written["checkpoint" if path.name != "x" else "cleaner"]
     path.write_bytes(other.read_bytes())
@@ -145,7 +145,7 @@ def test_read_of_other_kind_or_version_raises(file, written):
 
 @pytest.mark.parametrize("text", [b"NaN", b"[-Infinity]", b"[1e999]", b"{", b"", b"\xff", b"[" * 10**5, b"1" * 5000])
 def test_read_of_malformed_json_raises(tmp_path, text):
-    """The digest fits: someone made the file so."""
+    """The digest fits: someone wrote the file so."""
     (tmp_path / "x").write_bytes(container._sealed({"fsla": "1", "kind": "a checkpoint"}, {}, text))
     with pytest.raises(ValueError, match=r"Cannot read .*x: it is malformed"):
         load_checkpoint(tmp_path / "x")
@@ -201,7 +201,7 @@ def edits(content, tensors):
 
 @pytest.mark.parametrize("kind", ["cleaner", "weigher"])
 def test_load_of_edited_estimator_raises(written, tmp_path, kind):
-    """Nothing is set, made or allocated by what a file says before it is known to fit."""
+    """Nothing is set or allocated from a file before it is known to fit."""
     path, read = written[kind]
     owner = {"cleaner": "HyperCleaner", "weigher": "DataWeigher"}[kind]
     stored = container.read(path, owner)

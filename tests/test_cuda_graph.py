@@ -151,9 +151,9 @@ def test_captured_move_has_no_host_sync(name):
     batches = StepBatches.shared(torch.arange(8), None)
     state = algorithm.step(problem, algorithm.init(problem, positive, batches), batches)
     rates = Rates(*torch.tensor([0.05, 0.1, 0.1, 0.5], dtype=F64).unbind())
-    step = algorithm.context(problem, cuda_graph.UNREAD, None, batches, rates=rates)
+    step = algorithm.context(problem, cuda_graph.FORBIDDEN_STEP, None, batches, rates=rates)
     with Refusing():
-        after = algorithm.move(replace(state, step_count=cuda_graph.UNREAD), step)
+        after = algorithm.move(replace(state, step_count=cuda_graph.FORBIDDEN_STEP), step)
     assert replace(after, step_count=2).is_finite()
 
 
@@ -169,7 +169,7 @@ def test_capture_state_may_hold_previous_state():
 
 
 def test_capture_state_may_hold_previous_point():
-    """STORM on all three variables looks at the point that the step began from."""
+    """STORM on all three variables asks at the point that the step began from."""
     storm = STORM()
     engine, eager, *rest, _ = make(
         algorithm=lambda rates: Simultaneous(
@@ -367,7 +367,7 @@ def test_replay_sends_rates_in_state_dtype():
 @pytest.mark.parametrize("stop", [1, 2, 3, 4])
 @pytest.mark.parametrize("rates", [FALLING, Automatic()], ids=["scheduled", "automatic"])
 def test_captured_run_stopped_at_once_resumes_exactly(stop, rates):
-    """An engine looks at batches before it uses them; none may be lost."""
+    """An engine reads batches before it uses them; none may be lost."""
     engine, eager, *rest, _ = make(rates=rates)
     whole, _, random, _ = run(engine, *rest, (6,))
     expected, *_ = run(eager, *rest, (6,))

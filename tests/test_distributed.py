@@ -141,7 +141,7 @@ def test_wrong_use_on_ranks_ends_all_with_one_message():
 
 
 def test_watchdog_names_hanging_rank():
-    """The program has a clock of its own, which waits until rank 1 hangs: a busy machine makes no other rank late."""
+    """The program has another clock, which waits until rank 1 hangs: a busy machine makes no other rank late."""
     output = torchrun(PROGRAM, "wrong", "", "hang", succeeds=False, FSLA_RANK_TIMEOUT="1200")
     assert "fsla: rank 1 (" in output
     assert "made no progress for 1200 seconds" in output
@@ -159,7 +159,7 @@ def test_cleaner_distributes_networks_over_ranks(tmp_path):
 
 @pytest.fixture(scope="module")
 def cases(tmp_path_factory):
-    """What each of three ranks found."""
+    """The results of each of three ranks."""
     folder = tmp_path_factory.mktemp("cases")
     torchrun("cases_program.py", folder, processes=3)
     return [json.loads((folder / f"found{rank}.json").read_text()) for rank in range(3)]
@@ -237,7 +237,7 @@ def reducer_of(rank, world_size):
 
 
 def test_partition_cuts_batch_by_samples():
-    """Tensors, arrays, and lists with an entry for each sample; what says nothing of samples stays as it is."""
+    """Tensors, arrays, and lists with an entry for each sample; what has no samples stays the same."""
     batch = {"x": torch.arange(7), "more": (np.arange(14).reshape(7, 2), list("abcdefg")), "name": "test", "rate": 0.5}
     shards = [reducer_of(rank, 3).local_part(batch, 5) for rank in range(3)]
     parts = [shard.data for shard in shards]

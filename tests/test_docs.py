@@ -26,7 +26,7 @@ pytestmark = pytest.mark.skipif(
 def site(tmp_path_factory):
     folder = tmp_path_factory.mktemp("site")
     nowhere = dict.fromkeys(("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY"), "http://127.0.0.1:9")
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(folder)]
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)]
     done = finish(*command, cwd=ROOT, env=os.environ | nowhere)
     assert done.returncode == 0, done.stderr
     return folder

@@ -1,4 +1,4 @@
-"""The examples in docstrings: every name that a room exports has one, and each runs and prints what it says.
+"""The examples in docstrings: every name that a room exports has one, and each runs and prints what it shows.
 
 An example goes on from the one in the docstring of its room, which makes a small problem or model.
 """

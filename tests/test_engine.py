@@ -1,4 +1,4 @@
-"""Engines give the same numbers; what cannot be had is said."""
+"""Engines give the same numbers; what is unavailable is an error or a warning."""
 
 import shutil
 from dataclasses import replace
@@ -251,7 +251,7 @@ def test_capture_skips_in_place_updates():
 
 
 def test_captured_write_into_aliased_places_is_exact():
-    """A step may return what it was given, at another place of the state."""
+    """A step may return its input, at another place of the state."""
     a, b = torch.arange(3.0), torch.arange(3.0) + 10
     captures.write_tensors([a, b], [b, a])
     assert a.tolist() == [10, 11, 12]

@@ -113,8 +113,8 @@ def test_method_step_cost_matches_counts(method):
 
 def test_run_with_shared_batches_reaches_method():
     task = make_task(TINY.task)
-    shared, _ = prepare(replace(TINY, samples="shared"), task)
-    assert len({batch for slot in shared.draw().slots for batch in slot}) == 2
+    same_samples, _ = prepare(replace(TINY, samples="shared"), task)
+    assert len({batch for slot in same_samples.draw().slots for batch in slot}) == 2
 
 
 def test_checksum_covers_data():

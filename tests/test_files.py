@@ -107,7 +107,7 @@ def names(folder):
 
 
 def test_remove_orphans_removes_files_of_dead_local_processes_only(tmp_path, dead):
-    """Another host has processes of its own, and a name of another form is of another program."""
+    """Another host has other processes, and a name of another form is of another program."""
     remaining = [temporary(os.getpid()), temporary(dead, host="0123abcd"), "x", f".x.{dead}.tmp", f".x.fsla-{dead}.tmp"]
     for name in [*remaining, temporary(dead), temporary(9_999_999_999)]:
         (tmp_path / name).write_text("half")
@@ -207,7 +207,7 @@ def test_open_regular_of_irregular_file_raises(tmp_path, monkeypatch, kind):
 
 @pytest.mark.parametrize("kind", ["link", "hanging link", "pipe"])
 def test_open_regular_detects_swap_after_check(tmp_path, monkeypatch, kind):
-    """The descriptor is looked at too, so that no moment is left."""
+    """The descriptor is checked too, so that no moment is left."""
     (tmp_path / "victim").write_text("precious")
     planted(tmp_path / "x", kind, tmp_path / "victim")
     checks = iter([None])

@@ -659,7 +659,7 @@ def test_fit_checkpoint_does_not_follow_link(tmp_path, when):
 
 
 def test_fit_removes_links_and_keeps_targets(tmp_path):
-    """Old checkpoints and unfinished parts are removed, which a link may stand for."""
+    """Old checkpoints and unfinished parts are removed, which may be links."""
     (tmp_path / "precious").mkdir()
     (tmp_path / "precious" / "x").write_text("precious")
     folder = tmp_path / "run"
@@ -919,7 +919,7 @@ def test_fit_restores_signal_handlers(tmp_path, capsys, number, code):
 
 
 def test_fit_on_ranks_ignores_second_signal():
-    """A cluster tells all processes, and torchrun tells its own once more, while they save."""
+    """A cluster signals all processes, and torchrun signals its workers once more, while they save."""
     before = signal.getsignal(signal.SIGTERM)
     with process.Signals(patient=True) as signals:
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGTERM):

@@ -104,7 +104,7 @@ def test_guard_accepts_critic_growing_from_zero():
     ids=["inner", "adjoint", "outer"],
 )
 def test_guard_detects_large_steps_from_zero(options, names):
-    """Exponential growth is told from a start at 0 long before anything overflows."""
+    """Exponential growth differs from a start at 0 long before anything overflows."""
     with pytest.warns(fsla.RollbackWarning, match=f"{names}.* not finite or 100 times") as caught:
         _, _, opt = run(quadratic(1), steps=40, max_rollbacks=30, **options)
     assert all("diverged at step" in str(warning.message) for warning in caught)
@@ -224,7 +224,7 @@ def test_guard_in_user_loop_stores_adjoint_and_outer_only():
 
 
 def test_guard_in_user_loop_resets_adjoint_and_halves_steps():
-    """The model goes on where it stands; the weights go back to their last good value."""
+    """The model goes on from where it is; the weights go back to their last good value."""
     opt = build(adjoint_optimizer=partial(SGD, lr=0.02), outer_optimizer=partial(SGD, lr=0.02))
     in_a_loop(opt, 16)
     good = opt._good["tensors"][0].clone()
@@ -251,7 +251,7 @@ def test_guard_halves_automatic_steps():
     in_a_loop(opt, 16)
     with pytest.warns(fsla.RollbackWarning):
         opt.backward(BATCH, (BATCH[0] * math.nan, BATCH[1]))
-    assert float(opt.state.measured.caution) == 0.5
+    assert float(opt.state.measured.step_scale) == 0.5
 
 
 def test_guard_halves_scheduled_steps():
@@ -263,14 +263,14 @@ def test_guard_halves_scheduled_steps():
     )
     with pytest.warns(fsla.RollbackWarning):
         take(opt, 150)
-    assert opt._cautious.step_sizes.rates(0).adjoint_lr <= 0.35
+    assert opt._algorithm_now.step_sizes.rates(0).adjoint_lr <= 0.35
     saved = opt.state_dict()
     opt.load_state_dict(saved)
-    assert opt._cautious.step_sizes.rates(0).adjoint_lr <= 0.35
+    assert opt._algorithm_now.step_sizes.rates(0).adjoint_lr <= 0.35
 
 
 def test_guard_compares_adjoint_only_after_a_move():
-    """Between two steps of v many looks see the same number, which says nothing of its scale."""
+    """Between two steps of v many checks see the same number, which does not show its scale."""
     opt = build(outer_every=40)
     in_a_loop(opt, 100)
     assert opt._guard._scales["v"].quiet + opt._guard._scales["v"].growths <= 3
@@ -278,7 +278,7 @@ def test_guard_compares_adjoint_only_after_a_move():
 
 @pytest.mark.parametrize("max_rollbacks", [0, None])
 def test_guard_in_user_loop_without_rollbacks_stores_nothing(max_rollbacks):
-    """0 raises at a divergence, None looks at nothing."""
+    """0 raises at a divergence, None checks nothing."""
     opt = build(max_rollbacks=max_rollbacks)
     in_a_loop(opt, 9)
     assert opt._good is None

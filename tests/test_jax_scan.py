@@ -82,7 +82,7 @@ def both(name, dtype, momentum, samples, steps=4):
 
 
 def gap(expected, actual):
-    """The largest difference, for each part in units of its own largest number."""
+    """The largest difference, for each part in units of its largest number."""
     worst = 0.0
     for a, b in zip(expected, actual, strict=True):
         a, b = (np.concatenate([np.ravel(t) for t in (x if isinstance(x, tuple) else (x,))]) for x in (a, b))

@@ -85,7 +85,7 @@ def test_import_loads_no_plotting_or_cli():
 
 @pytest.mark.parametrize("room", ROOMS)
 def test_room_exports_all_and_hides_modules(room):
-    """A module without an underscore would be a second way in."""
+    """A module without an underscore would be a second entrance."""
     modules = {path.stem for path in (ROOT / room).glob("*.py")} - {"__init__"}
     if room != "cli":  # Commands are no library.
         assert not [name for name in modules if not name.startswith("_")]

@@ -223,7 +223,7 @@ def test_health_syncs_device_once(monkeypatch):
 
 @pytest.mark.parametrize("part", PARTS)
 def test_train_nonfinite_state_ends_run(part):
-    """What is measured looks well: the state itself is looked at."""
+    """What is measured looks well: the state itself is checked."""
     run = make_run(algorithm=blowing(part, math.inf))
     records = train(run, steps=6, every=2, measure=lambda state: {"x": 1.0}, engine="eager")
     assert [r["status"] for r in records] == ["running", "diverged"]
@@ -468,7 +468,7 @@ def test_train_checkpoint_without_run_raises(tmp_path):
 
 
 class Clock:
-    """Seconds that pass when a test says so."""
+    """Seconds that pass when a test advances them."""
 
     def __init__(self, monkeypatch):
         self.now = 100.0

@@ -335,7 +335,7 @@ class Augmentation(nn.Module):
 
 
 class LearnedLoss(nn.Module):
-    """A small network of the logits and the label says how bad an answer is."""
+    """A small network of the logits and the label returns how bad an answer is."""
 
     def __init__(self):
         super().__init__()
@@ -515,7 +515,7 @@ def test_scale_free_adam_ignores_gradient_scale():
 
 @pytest.mark.parametrize("scale", [1.0, 100.0, 0.01])
 def test_automatic_steps_solve_ridge_at_any_scale(scale):
-    """The penalty that minimises the validation loss, found without a rate, whatever the unit of the losses is."""
+    """The penalty that minimises the validation loss, without a rate, whatever the unit of the losses is."""
     g = torch.Generator().manual_seed(0)
     truth = torch.randn(10, 1, generator=g, dtype=F64) * torch.tensor([1.0] * 3 + [0.0] * 7, dtype=F64)[:, None]
     x = torch.randn(60, 10, generator=g, dtype=F64)
@@ -585,7 +585,7 @@ def test_loss_rising_to_start_is_no_divergence():
 
 @pytest.mark.parametrize("before", [3, 12, 15])
 def test_nan_batch_with_automatic_steps_rolls_back(before):
-    """Also where the curvature is looked at next."""
+    """Also where the curvature is measured next."""
     model = network()
     opt = FSLA(model, ClassWeights(), inner_loss=inner_loss, outer_loss=outer_loss)
     take(opt, before)

@@ -1,4 +1,4 @@
-"""What people try first, with the defaults and nothing else: it must neither diverge nor go the wrong way."""
+"""What people try first, with the defaults and nothing else: it must neither diverge nor go in the wrong direction."""
 
 import warnings
 
@@ -119,7 +119,7 @@ def test_quick_program_learns_class_weights_with_batch_norm():
 
 
 def test_quick_program_layer_penalties_move_down_hypergradient():
-    """Retrained from the start at the penalties that were found, the network does better on trusted data."""
+    """Retrained from the start at the learned penalties, the network does better on trusted data."""
     x, y, x_trusted, y_trusted = digits(100)
 
     def build():

@@ -59,7 +59,7 @@ def test_fit_runs_with_hard_dependencies_alone(tmp_path):
 
 @pytest.mark.parametrize("module", ["typer", "jinja2"])
 def test_command_without_extra_says_how_to_install(module, tmp_path):
-    """A traceback does not tell which extra is missing; the report's template engine would be missed after training."""
+    """A traceback does not name the missing extra; the report's template engine would be missed after training."""
     code = "from fsla.__main__ import main; main()"
     done = blocked(code, "clean", "--demo", "--out", tmp_path / "x", modules=[module])
     assert done.returncode == 2

@@ -1,4 +1,4 @@
-"""What the figures show: one colour for FSLA, curves that are told apart, axes with units, the data and the seeds."""
+"""What the figures show: one colour for FSLA, distinct curves, axes with units, the data and the seeds."""
 
 from contextlib import contextmanager
 

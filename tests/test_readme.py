@@ -1,9 +1,13 @@
-"""The examples of the README and of the documentation run as they stand."""
+"""The examples of the README and of the documentation run unchanged."""
 
 import re
 from pathlib import Path
 
 import pytest
+
+import fsla
+from fsla.algorithms import _registry
+from test_doctests import run_example
 
 ROOT = Path(__file__).parent.parent
 
@@ -107,6 +111,27 @@ def test_algorithm_page_runs(page, capsys):
 
 def test_algorithm_pages_are_all_run():
     assert PAGES.keys() == {path.stem for path in (ROOT / "docs" / "algorithms").glob("*.md")}
+
+
+def test_contributing_algorithm_runs(monkeypatch):
+    """A contributor begins with this text, so that it must work as it stands."""
+    monkeypatch.setattr(_registry, "_FACTORIES", dict(_registry._FACTORIES))
+    block = re.search(r"```py\n(.*?)```", (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8"), re.S)[1]
+    names = {"__name__": "fsla.algorithms._my_soba"}
+    exec(compile(block, "CONTRIBUTING.md", "exec"), names)
+    monkeypatch.setattr(fsla.algorithms, "my_soba", names["my_soba"], raising=False)
+    assert "my_soba" in fsla.algorithms.list_algorithms()
+    room = run_example(fsla.algorithms.__doc__, {}, "fsla.algorithms")[1]
+    count, _ = run_example(names["my_soba"].__doc__, room, "my_soba")
+    assert count == 1
+
+
+def test_contributing_commands_name_existing_files():
+    """A command that names a file that moved helps nobody."""
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    paths = re.findall(r"\b(?:tests|benchmarks|src|docs)/[\w./-]+\w", text)
+    assert len(paths) > 30
+    assert [path for path in paths if not (ROOT / path).exists()] == []
 
 
 @pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md"])

@@ -1,4 +1,4 @@
-"""The recipes run as they are shown, and are as short as the page says."""
+"""The recipes run as they are shown, and are as short as the page claims."""
 
 import re
 from pathlib import Path

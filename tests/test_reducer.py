@@ -40,7 +40,7 @@ def group_of_one(tmp_path):
     dist.destroy_process_group()
 
 
-def shared(problem):
+def distributed(problem):
     """The same problem, whose batches the processes share."""
     return Problem(problem.inner_loss, problem.outer_loss, reducer=DataParallelReducer())
 
@@ -49,7 +49,7 @@ def test_reducer_with_group_of_one_equals_problem(group_of_one):
     data = LeastSquares.draw(0)
     at = Point({"lam": normal(4)}, {"omega": normal(5)})
     batch = Batch(torch.arange(12))
-    plain, reduced = data.losses(), shared(data.losses())
+    plain, reduced = data.losses(), distributed(data.losses())
     v = {"omega": normal(5, seed=3)}
     u = {"lam": normal(4)}
     actual_view, expected_view = reduced.inner_at(at, batch), plain.inner_at(at, batch)
@@ -124,7 +124,7 @@ def test_reducer_rank_without_samples_sends_all_messages(product, hvp_method, ro
 
 @pytest.mark.parametrize("reducer", [lambda: None, DataParallelReducer], ids=["alone", "shared"])
 def test_reducer_outer_loss_reads_full_lam_with_rows(reducer, group_of_one):
-    """Not the rows of its own batch, whose samples are others."""
+    """Not the rows of its batch, whose samples are others."""
     problem, at = weighted(reducer(), rows=True, hvp_method="auto")
     by_lam = dense(problem.outer_at(at, Batch(torch.tensor([3, 7]))).grad_lam)["w"]
     assert torch.allclose(by_lam, 2 * at.lam["w"], rtol=1e-14)
@@ -133,8 +133,8 @@ def test_reducer_outer_loss_reads_full_lam_with_rows(reducer, group_of_one):
 def test_reducer_on_one_rank_equals_problem():
     data = LeastSquares.draw(0)
     at = Point({"lam": normal(4)}, {"omega": normal(5)})
-    reduced = shared(data.losses())
-    group = reduced.reducer.ranks
+    reduced = distributed(data.losses())
+    group = reduced.reducer.process_group
     assert (group.rank, group.world_size) == (0, 1)
     batch = Batch(torch.arange(12))
     grad = reduced.inner_at(at, batch).grad_omega["omega"]

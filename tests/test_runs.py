@@ -1,4 +1,4 @@
-"""Many runs: whoever does them, the records are the same; what goes wrong is one message, and what ended is kept."""
+"""Many runs: whoever does them, the records are the same; what goes wrong is one message, and what ended stays."""
 
 import json
 import os
@@ -34,7 +34,7 @@ class Spec:
 
 
 def timeless(folder):
-    """The records of every run, without what the clock said."""
+    """The records of every run, without the times."""
     records = {}
     for path in sorted((folder / "runs").iterdir()):
         lines = [json.loads(line) for line in path.read_text().splitlines()[:-1]]
@@ -204,7 +204,7 @@ def test_worker_with_other_data_runs_nothing(monkeypatch):
 
 
 class Strange(Exception):
-    """Cannot be made again from its text."""
+    """Cannot be built again from its text."""
 
     def __init__(self, a, b):
         super().__init__(f"{a} and {b}")

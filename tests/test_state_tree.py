@@ -174,7 +174,7 @@ def test_flatten_of_cyclic_tree_raises():
     ids=json.dumps,
 )
 def test_unflatten_of_malformed_tree_raises(shape):
-    """A file that was damaged, or is of something else, is refused before anything is made of it."""
+    """A file that was damaged, or is of something else, is refused before anything uses it."""
     with pytest.raises(ValueError, match=r"its nest|it has a|a tensor is missing|a part of its nest"):
         unflatten({}, shape)
 

@@ -1,4 +1,4 @@
-"""What a step may ask: views of one point, made once; values that a pass has left; and points that move in place."""
+"""What a step may ask: views of one point, one a question; values that passes leave; points that move in place."""
 
 import gc
 import weakref
@@ -27,7 +27,7 @@ UPDATES = fsla.algorithms.fsla(RATES).updates
 
 
 class Watched(ForwardingProblem):
-    """Notes which views are made, and which of them move buffers."""
+    """Notes which views are created, and which of them move buffers."""
 
     def __init__(self, problem):
         super().__init__(problem)
@@ -122,7 +122,7 @@ def test_step_context_losses_are_first_values(case):
 
 
 def test_descend_uses_batches_in_order(case):
-    """Each move has its own batch where there are several, and the way is noted where it is asked for."""
+    """Each move has its own batch where there are several, and the trajectory is noted where it is asked for."""
     watched, at, batches, _ = case
     two = batches._replace(inner_grad=(batches.inner_grad[0], batches.mixed_hvp[0]))
     step = StepContext(watched, two, RATES.rates(0), UPDATES, RATES)
@@ -169,7 +169,7 @@ ASK = {
 def test_known_value_is_value_of_last_pass(hvp_method, ask):
     """A run reports the losses of its passes, and pays for none."""
     problem, at, inner = quartic(hvp_method=hvp_method)
-    problem.settle(at, Batch(None))
+    problem.select_mode(at, Batch(None))
     inner.count = 0
     view = problem.inner_at(at, Batch(None))
     assert view.known_value is None
@@ -207,7 +207,7 @@ def test_known_value_passes_through_wrappers():
 @pytest.mark.parametrize("hvp_method", ["autograd", "forward_over_reverse", "finite_difference"])
 @pytest.mark.parametrize("ask", ["grad_omega", "hvp", "products"])
 def test_view_after_in_place_move_raises(what, hvp_method, ask):
-    """Derivatives of another point than the one that was looked at would be silently wrong."""
+    """Derivatives of another point than the one that was asked about would be silently wrong."""
     problem, at, _ = quartic(hvp_method=hvp_method)
     view = problem.inner_at(at, Batch(None))
     next(iter(getattr(at, what).values())).add_(1.0)
@@ -289,7 +289,7 @@ def test_counted_problem_counts_outer_finite_differences():
 
 
 class ReferencedWeakly(ForwardingProblem):
-    """Holds weak references to the views that are made."""
+    """Holds weak references to all views."""
 
     def __init__(self, problem):
         super().__init__(problem)

@@ -74,7 +74,7 @@ REMOVABLE = [
 
 @pytest.fixture(scope="module")
 def steps_without():
-    """The parameters after three steps without each private name; each import is in a process of its own."""
+    """The parameters after three steps without each private name; each import is in a new process."""
     done = finish(sys.executable, "-W", "ignore", "-c", REMOVE, *REMOVABLE)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)

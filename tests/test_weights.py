@@ -57,7 +57,7 @@ def test_group_weights_unknown_name_lists_groups():
     ],
 )
 def test_weights_invalid_argument_raises(build, text):
-    """The message says what is wrong with which argument."""
+    """The message names what is wrong with which argument."""
     with pytest.raises(ValueError, match=text):
         build()
 

@@ -1,4 +1,4 @@
-"""Tries a built wheel in an environment of its own: `python tests/wheel_program.py WHEEL FOLDER CONSTRAINTS`.
+"""Tries a built wheel in a new environment: `python tests/wheel_program.py WHEEL FOLDER CONSTRAINTS`.
 
 Makes an empty environment in FOLDER, installs the wheel with its hard dependencies and takes a step; then, with the
 extra `data`, cleans the demonstration's data. Exits with 1 at the first thing that is not as a user expects it.

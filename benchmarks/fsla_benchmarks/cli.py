@@ -81,7 +81,7 @@ def training(
     json_file: JSONFile = None,
     commit: Commit = None,
 ) -> None:
-    """What weights of data sources cost a training run that learns them on the way, in plain steps."""
+    """What weights of data sources cost a training run that learns them as it goes, in plain steps."""
     from fsla._checks import pick, pick_device
     from fsla_benchmarks import steps as benchmark
 
@@ -148,7 +148,7 @@ def data(
     device: Device = "auto",
     jobs: Jobs = None,
 ) -> None:
-    """Which data to trust, measured on data made bad on purpose, against the alternatives."""
+    """Which data to trust, measured on data with errors on purpose, against the alternatives."""
     from fsla_benchmarks.data_quality.experiment import WeightsSpec, reproduce
     from fsla_benchmarks.data_quality.plot import draw
     from fsla_reproduction.runs import workers

@@ -75,7 +75,7 @@ class RunSpec:
 
     @property
     def name(self) -> str:
-        """A file name that tells the run and no other apart."""
+        """A file name that no other run has."""
         digest = hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()[:10]
         return f"{self.task.dataset}-{self.model}-{self.method}-seed{self.task.seed}-{digest}"
 
@@ -195,7 +195,7 @@ def execute(
     engine: str = "auto",
     on_measure: Callable[[Record], None] = lambda record: None,
 ) -> list[Record]:
-    """Does one run, on `images` if they are given, else on the spec's data set. `checkpoint` is a folder of its own.
+    """Do one run, on `images`, or by default on the spec's data set. `checkpoint` is a separate folder.
 
     Each record carries the run's name; the first also the spec and the facts that make the run repeatable.
     """

@@ -187,7 +187,7 @@ def _much_slower(fsla: Runs, one: Runs) -> Claim:
 
 
 def _ahead_by_iterations(fsla: Runs, rivals: Mapping[str, Runs]) -> Claim:
-    """Held if FSLA is ahead of all, at the last step that both have; open if some were cut too early to tell."""
+    """Held if FSLA is ahead of all, at the last step that both have; open if some were cut too early."""
     fsla_curve = fsla.curve()
     ahead = []
     behind = []

@@ -61,7 +61,7 @@ def sources(
 ) -> None:
     """Not in the paper: the weights of ten sources of text, learnt while a transformer trains on them.
 
-    Where the folder has its records, only summary and figure are made again.
+    Where the folder has its records, only summary and figure are written again.
     """
     from fsla_reproduction.plots.sources import draw
     from fsla_reproduction.runs import workers

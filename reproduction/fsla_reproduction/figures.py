@@ -3,7 +3,7 @@
     smoke   scikit-learn's digits, 600 + 500 images, softmax regression with a ridge, 300 steps: minutes, offline
     paper   5000 + 5000 images, the four-layer network, 2000 steps, Appendix E's constants
 
-The smoke setting was picked by a look at a few: on the digits a small network hardly learns in 300 steps, and cleaning
+The smoke setting was picked among a few: on the digits a small network hardly learns in 300 steps, and cleaning
 then changes nothing. δ shrinks there with the number of samples, since λ_j's gradient grows with 1/N; the rates of ω, v
 and d stay.
 

@@ -182,7 +182,7 @@ class Folder:
         return self.runs / f"{name}.jsonl"
 
     def _lines(self, name: str) -> bytes | None:
-        """The records of a run as they stand in its file; None if it is missing or not whole."""
+        """The records of a run as its file has them; None if it is missing or not whole."""
         try:
             content = self._file(name).read_bytes()
         except FileNotFoundError:

@@ -82,7 +82,7 @@ _initialized = False
 
 
 def _begin(parent: int) -> None:
-    """A worker leaves Ctrl-C to the process that started it, and ends when that one is gone."""
+    """A worker leaves Ctrl-C to the process that started it, and ends after that one."""
     global _initialized
     if _initialized:
         return

@@ -1,7 +1,7 @@
 """What a run of section 6.2 may do: one frozen specification for each kind of method.
 
 Each has the name of the paper's legends ("CG_1_10": T = 1 inner step, K = 10 hypergradient steps; warm for T = 1 and
-restarted for T > 1), the price of a step in oracle calls, and builds its algorithm from the step sizes. `kind` tells
+restarted for T > 1), the price of a step in oracle calls, and builds its algorithm from the step sizes. `kind` names
 the specifications apart once they are JSON.
 """
 

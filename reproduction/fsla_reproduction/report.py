@@ -1,4 +1,4 @@
-"""What an experiment says in the end, and the small parts of every summary.md: tables and claims."""
+"""The result of an experiment in words, and the small parts of every summary.md: tables and claims."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fsla._files import publish_file
 
 
 class Claim(NamedTuple):
-    """What is said, whether it held (None: the runs do not decide it), and the figures that show it."""
+    """A statement, whether it held (None: the runs do not decide it), and the figures that show it."""
 
     text: str
     holds: bool | None
@@ -52,5 +52,5 @@ _YES_NO = {True: "yes", False: "**no**", None: "not decided"}
 
 
 def claims(rows: Sequence[tuple[str, bool | None, str]]) -> str:
-    """A Markdown table of claims: what the paper says, whether it held, and the figures."""
+    """A Markdown table of claims: the statement of the paper, whether it held, and the figures."""
     return table(["claim", "held", "figures"], [(text, _YES_NO[holds], seen) for text, holds, seen in rows])

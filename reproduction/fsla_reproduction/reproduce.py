@@ -29,7 +29,7 @@ EXPERIMENT = "cleaning"
 
 @dataclass(frozen=True)
 class Plan:
-    """What was asked for and found to be possible: its data is read, and nothing is written yet."""
+    """A request that is possible: its data is read, and nothing is written yet."""
 
     out: Path
     panels: Panels

@@ -1,4 +1,4 @@
-"""The records of finished runs, found by figure, panel and label, and what is read off them."""
+"""The records of finished runs, by figure, panel and label, and what is read off them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the record of an algorithm's run holds: measured quantities as JSON, oracle calls, how the run stands."""
+"""What the record of an algorithm's run holds: measured quantities as JSON, oracle calls, and progress."""
 
 from __future__ import annotations
 

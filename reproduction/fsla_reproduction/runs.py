@@ -115,17 +115,17 @@ class Workers:
         left = [job.name for job in jobs if not folder.finished(job.name)] if self.first else []
         left = left if self.group is None else self.group.broadcast(left)
         count = _Count(folder, set(left), before + len(jobs), self.world > 1)
-        shared = [job for job in jobs if job.name in count.left and not job.exclusive]
+        parallel = [job for job in jobs if job.name in count.left and not job.exclusive]
         exclusive = [job for job in jobs if job.name in count.left and job.exclusive]
 
         def show(text: str, fraction: float = 0.0) -> None:
             if self.first:
                 report(text, count.done + fraction, before + len(jobs) if total is None else total)
 
-        queue = shared[self.rank :: self.world]
+        queue = parallel[self.rank :: self.world]
         try:
             self._save(folder, self._spread(queue) if self._elsewhere else _in_process(queue, show), count, show)
-            while count.poll(job.name for job in shared):
+            while count.poll(job.name for job in parallel):
                 show("the other ranks")
                 time.sleep(LOOK_EVERY)
             self._wait()

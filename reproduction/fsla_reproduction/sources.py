@@ -6,11 +6,11 @@ differences; another trains it alike with equal weights. Both are judged on fres
 
 ω moves by Adam with the step τ that suits plain training at the size. λ moves by Adam too, so that α is a step in the
 logit whatever the scale of the loss: 0.05 goes from ½ to 0.95 in some sixty steps. v moves by plain steps, which must
-stay below 2/L, where L is the largest curvature of G. With preset smoke β = 0.05 and 0.005 found the same sources. A
+stay below 2/L, where L is the largest curvature of G. With preset smoke β = 0.05 and 0.005 select the same sources. A
 network of four layers, 128 wide, needed two things more: λ and v must wait until the loss begins to fall (β = 0.01 from
-the first step made ‖v‖ 17, of no use ever after; after 40 steps of waiting it stayed below 1), and λ's Adam must forget
-large gradients within some twenty steps. With them β = 0.01 and 0.003 found the same sources there too; the largest
-network has the smaller one.
+the first step let ‖v‖ grow to 17, of no use ever after; after 40 steps of waiting it stayed below 1), and λ's Adam must
+forget large gradients within some twenty steps. With them β = 0.01 and 0.003 select the same sources there too; the
+largest network has the smaller one.
 """
 
 from __future__ import annotations

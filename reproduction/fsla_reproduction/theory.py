@@ -2,7 +2,7 @@
 
 The constants of Theorem 5 are computed in exact rational arithmetic, since its inequalities cancel to many digits.
 They are tiny (with every assumption constant 1, δ is 1.1e-7): they document the theorem, and no run should use them.
-Where the paper's statement fails, the corrected one is used, and the docstring says so.
+Where the paper's statement fails, the corrected one is used, and the docstring names it.
 """
 
 from __future__ import annotations
@@ -177,7 +177,7 @@ def theorem5(constants: Constants) -> Theorem5:
 
 @dataclass(frozen=True)
 class Lemma3:
-    """Lemma 3's quantities along given sequences, and the bounds that they give.
+    """Lemma 3's quantities along sequences, and the bounds that follow from them.
 
     m[k] = Π_{s≤k} (1 - μβ_s); omega[k] and p[k] are m_k Σ_{s≤k} β_s e_s / m_s for e = e_ω and e_p, by their
     recursions. For convergence m, e_ω and e_p must tend to 0; that the sums be finite, as the paper asks, is neither

@@ -7,7 +7,7 @@ With a model, its data and a weight for each source of the data:
     >>> generator = torch.manual_seed(0)
     >>> x, source = torch.randn(32, 2), ["good", "bad"] * 16
     >>> true = x.sum(1)
-    >>> given = torch.where(torch.arange(32) % 2 == 0, true, -true)
+    >>> labels = torch.where(torch.arange(32) % 2 == 0, true, -true)
     >>> model = torch.nn.Linear(2, 1)
     >>> weights = fsla.GroupWeights(["good", "bad"])
     >>> def inner_loss(model, weights, batch):
@@ -18,7 +18,7 @@ With a model, its data and a weight for each source of the data:
     ...     return (model(x).squeeze(1) - y).square().mean()
     >>> bilevel = fsla.SOBA(model, weights, inner_loss=inner_loss, outer_loss=outer_loss)
     >>> for _ in range(100):
-    ...     info = bilevel.step((x, given, source), (x[:8], true[:8]))
+    ...     info = bilevel.step((x, labels, source), (x[:8], true[:8]))
     >>> weights.as_dict()["good"] > weights.as_dict()["bad"]
     True
 

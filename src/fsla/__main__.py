@@ -1,4 +1,4 @@
-"""The program `fsla`, which says in one line what it needs where the extra `data` is not installed."""
+"""The program `fsla`, which names in one line what to install where the extra `data` is missing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checks of arguments: one message that says what must hold and what came."""
+"""Checks of arguments: one message with what must hold and the value."""
 
 from __future__ import annotations
 

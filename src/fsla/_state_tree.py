@@ -40,7 +40,7 @@ def saved(cls: type[T]) -> type[T]:
     Raises:
         TypeError: if another declared type has its name.
 
-    Example:
+    Examples:
         >>> from dataclasses import dataclass
         >>> @fsla.algorithms.saved
         ... @dataclass(frozen=True)

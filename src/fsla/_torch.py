@@ -100,7 +100,7 @@ def module_parts(module: nn.Module) -> dict[str, nn.Module | None]:
 
 
 def check_recomputation() -> None:
-    """Raise unless activation checkpoints can be made to recompute with other parameters."""
+    """Raise unless activation checkpoints can recompute with other parameters."""
     _require(checkpoint, _GENERATOR, "make_functional")
 
 

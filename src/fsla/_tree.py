@@ -5,7 +5,7 @@ disagree in keys, shapes, dtypes or devices (PyTorch would broadcast or promote 
 place: an old state stays valid. Scalars that are computed stay 0-d tensors, so the host never waits for the device.
 
 A derivative by λ may hold a `RowSparse` for a tensor: where each of N samples has a weight, the derivative on a batch
-is zero but for the batch's rows. Sums with a tensor give a tensor; nothing of the length N is made before that.
+is zero but for the batch's rows. Sums with a tensor give a tensor; nothing of the length N is allocated before that.
 """
 
 from __future__ import annotations
@@ -129,17 +129,17 @@ def axpy(a: Scalar, x: Tree, y: Leaves) -> Tree: ...
 def axpy(a: Scalar, x: Leaves, y: Leaves) -> Leaves: ...
 def axpy(a: Scalar, x: Leaves, y: Leaves) -> Leaves:
     """Returns y + a x."""
-    own = list(y.values())
+    tensors = list(y.values())
     other = aligned(x, y)
-    if not (_tensors(own) and _tensors(other)):
-        return {name: _add(u, a, t) for name, u, t in zip(y, own, other, strict=True)}
-    if not own:
+    if not (_tensors(tensors) and _tensors(other)):
+        return {name: _add(u, a, t) for name, u, t in zip(y, tensors, other, strict=True)}
+    if not tensors:
         return {}
     if isinstance(a, Tensor):
         total = foreach_mul(other, a)
-        foreach_add_(total, own)
+        foreach_add_(total, tensors)
         return dict(zip(y, total, strict=True))
-    return dict(zip(y, foreach_add(own, other, alpha=a), strict=True))
+    return dict(zip(y, foreach_add(tensors, other, alpha=a), strict=True))
 
 
 def _add(y: Leaf, a: Scalar, x: Leaf) -> Leaf:
@@ -150,16 +150,16 @@ def _add(y: Leaf, a: Scalar, x: Leaf) -> Leaf:
 
 
 class Shifted(Mapping[str, Tensor]):
-    """The tree y + a x, made when it is first read; who holds y in tensors that may move can move there instead."""
+    """The tree y + a x, computed at its first read. A module whose parameters are y can move there instead."""
 
     def __init__(self, a: Tensor, x: Tree, y: Tree) -> None:
         self.a, self.x, self.y = a, dict(zip(y, aligned(x, y), strict=True)), y
-        self._made: Tree | None = None
+        self._tree: Tree | None = None
 
     def __getitem__(self, name: str) -> Tensor:
-        if self._made is None:
-            self._made = axpy(self.a, self.x, self.y)
-        return self._made[name]
+        if self._tree is None:
+            self._tree = axpy(self.a, self.x, self.y)
+        return self._tree[name]
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.y)
@@ -190,14 +190,14 @@ def scale(a: Scalar, x: Tree) -> Tree: ...
 def scale(a: Scalar, x: Leaves) -> Leaves: ...
 def scale(a: Scalar, x: Leaves) -> Leaves:
     """Returns a x."""
-    own = list(x.values())
-    if not _tensors(own):
+    tensors = list(x.values())
+    if not _tensors(tensors):
         return {name: t.scaled(a) if isinstance(t, RowSparse) else a * t for name, t in x.items()}
-    return dict(zip(x, foreach_mul(own, a), strict=True)) if own else {}
+    return dict(zip(x, foreach_mul(tensors, a), strict=True)) if tensors else {}
 
 
 def scale_each(a: Mapping[str, Scalar], x: Tree) -> Tree:
-    """Returns the tensors of x, each times a number of its own; those without one times 0."""
+    """Returns the tensors of x, each times its number; those without a number times 0."""
     factors = [a.get(name, 0.0) for name in x]
     numbers = [factor for factor in factors if not isinstance(factor, Tensor)]
     if len(numbers) < len(factors):
@@ -207,14 +207,14 @@ def scale_each(a: Mapping[str, Scalar], x: Tree) -> Tree:
 
 def dot(x: Leaves, y: Leaves) -> Tensor:
     """Returns <x, y> as a 0-d tensor."""
-    own, other = [_dense(t) for t in x.values()], [_dense(t) for t in aligned(y, x)]
-    if any(is_sharded(t) for t in own):  # DTensor cannot be concatenated.
-        return whole(torch.stack([(a * b).sum() for a, b in zip(own, other, strict=True)]).sum())
-    return (_joined(own) * _joined(other)).sum()
+    tensors, other = [_dense(t) for t in x.values()], [_dense(t) for t in aligned(y, x)]
+    if any(is_sharded(t) for t in tensors):  # DTensor cannot be concatenated.
+        return whole(torch.stack([(a * b).sum() for a, b in zip(tensors, other, strict=True)]).sum())
+    return (_joined(tensors) * _joined(other)).sum()
 
 
 def _joined(tensors: list[Tensor]) -> Tensor:
-    """The coordinates of tensors as one vector, made in one kernel."""
+    """The coordinates of tensors as one vector, by one kernel."""
     return tensors[0].reshape(-1) if len(tensors) == 1 else torch.cat([t.reshape(-1) for t in tensors])
 
 
@@ -240,7 +240,7 @@ def is_sharded(t: object) -> TypeGuard[DTensor]:
     return module is not None and isinstance(t, module.DTensor)
 
 
-def own(t: Tensor) -> Tensor:
+def local_part(t: Tensor) -> Tensor:
     """What this process holds of a tensor."""
     return t.to_local() if is_sharded(t) else t
 

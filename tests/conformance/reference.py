@@ -171,7 +171,7 @@ def conjugate_gradient(
     start: Array | None = None,
     tolerance: float = 0.0,
 ) -> Array:
-    """At most so many steps on H v = right; a start that is given costs one product more, for its residual."""
+    """At most so many steps on H v = right; a start other than 0 costs one product more, for its residual."""
     v = np.zeros_like(right)
     residual = right
     products = 0
@@ -1280,51 +1280,3 @@ def cg(
         return readout(problem, lam, states[-1], v, draw)
 
     return lam_first(problem, lam, omega, draws, rates, inner_steps, estimate)
-
-
-ALL: dict[str, Callable[..., Path]] = {
-    "bsa": bsa,
-    "ttsa": ttsa,
-    "aid_bio": aid_bio,
-    "itd_bio": itd_bio,
-    "stocbio": stocbio,
-    "sustain": sustain,
-    "mrbo": mrbo,
-    "vrbo": vrbo,
-    "bio_bred": bio_bred,
-    "sbio_bred": sbio_bred,
-    "biadam": biadam,
-    "vr_biadam": vr_biadam,
-    "truncated_bp": truncated_bp,
-    "forward": forward,
-    "rtho": rtho,
-    "reversible": reversible,
-    "hoag": hoag,
-    "implicit_neumann": implicit_neumann,
-    "t1_t2": t1_t2,
-    "aid_fp": aid_fp,
-    "aid_cg": aid_cg,
-    "penalty": penalty,
-    "bda": bda,
-    "svrb": svrb,
-    "stable": stable,
-    "soba": soba,
-    "one_step": one_step,
-    "ma_soba": ma_soba,
-    "saba": saba,
-    "srba": srba,
-    "amigo": amigo,
-    "f2sa": f2sa,
-    "bome": bome,
-    "sama": sama,
-    "slip": slip,
-    "accbo": accbo,
-    "fdehbo": fdehbo,
-    "hjfbio": hjfbio,
-    "s_tfbo": s_tfbo,
-    "fsla": fsla,
-    "single_loop": single_loop,
-    "bp": bp,
-    "ns": ns,
-    "cg": cg,
-}

@@ -7,10 +7,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
+import reference
+import torch
 
 import fsla
-from fsla import Algorithm, Point, algorithms
+from fsla import Algorithm, CountedProblem, Point, Problem, StepBatches, algorithms
 from fsla.steps import GradientDescent, Proximal, Schedule, SoftThreshold, StepSizes
+from support import normal
 
 PLAIN = fsla.steps.constant(outer_lr=0.05, inner_lr=0.3, adjoint_lr=0.3, new_grad_weight=0.5)
 SERIES = {"hvp_steps": 3, "adjoint_lr": 0.3}
@@ -208,10 +211,40 @@ def row_of(name: str) -> Row:
     """Return the row of a registered algorithm."""
     if name not in ROWS:
         pytest.fail(
-            f"The algorithm {name!r} is registered and has no row. Add one to tests/conformance/rows.py, and its "
-            "formulas to tests/conformance/reference.py."
+            f"The algorithm {name!r} has no row. If the paper asks for the same derivatives as this line, "
+            "add it to ROWS in tests/conformance/rows.py, with the algorithm's options:\n\n"
+            f'    "{name}": Row(counts={count_calls(algorithms.get_algorithm(name)(step_sizes=PLAIN))}),\n'
         )
     return ROWS[name]
+
+
+def as_problem(plain: reference.Plain) -> Problem:
+    """The reference's problem, for automatic differentiation; batches are numbers."""
+    a = {key: torch.from_numpy(array) for key, array in plain.arrays.items()}
+
+    def inner(lam, omega, b):
+        x = lam["x"]
+        w = omega["w"]
+        coupling = x @ a["J"][b] @ (w + 0.1 * w**2)
+        return w @ a["H"][b] @ w / 2 + coupling - a["c"][b] @ w + 0.05 * (w**4).sum()
+
+    def outer(lam, omega, b):
+        x = lam["x"]
+        w = omega["w"]
+        loss = w @ a["Q"][b] @ w / 2 - a["q"][b] @ w + 0.02 * (w**4).sum()
+        return loss + x @ a["R"][b] @ w + x @ a["S"][b] @ x / 2 - a["s"][b] @ x
+
+    return Problem(inner, outer)
+
+
+def count_calls(algorithm: Algorithm[Any]) -> dict[str, int]:
+    """Return the oracle calls of the second step, on five different batches."""
+    counted = CountedProblem(as_problem(reference.Plain.random(seed=3)))
+    batches = StepBatches.of((0,), (1,), (2,), (3,), (0,), seed=1)
+    at = Point({"x": normal(2).abs()}, {"w": normal(3, seed=1)})
+    state = algorithm.step(counted, algorithm.init(counted, at, batches), batches)
+    _, calls, _ = counted.counting(lambda: algorithm.step(counted, state, batches))
+    return {key: n for key, n in vars(calls).items() if n and key not in ("inner_views", "outer_views")}
 
 
 def names(selects: Callable[[Row], bool] = lambda row: True) -> list[str]:
@@ -220,7 +253,7 @@ def names(selects: Callable[[Row], bool] = lambda row: True) -> list[str]:
 
 
 def names_where(holds: Callable[[Algorithm[Any]], bool]) -> list[str]:
-    """Return the algorithms of which something holds; one that cannot be made fails in the tests of all."""
+    """Return the algorithms of which something holds; one that cannot be built fails in the tests of all."""
 
     def selects(name: str) -> bool:
         try:

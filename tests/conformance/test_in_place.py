@@ -30,7 +30,7 @@ def batch(*place, rows=10):
 
 
 def draw(name, spec, k):
-    """Batches of step k, each of its own."""
+    """Batches of step k, all different."""
     slots = [tuple(batch(k, slot, j) for j in range(max(count, 1))) for slot, count in enumerate(spec)]
     if letter_options(name):
         slots[:2] = [(Batch(batch(100 + k % 4, slot), number=k % 4),) for slot in range(2)]

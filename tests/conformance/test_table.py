@@ -1,4 +1,4 @@
-"""The table of all algorithms in docs/algorithms/index.md says what is measured."""
+"""The table of all algorithms in docs/algorithms/index.md agrees with what is measured."""
 
 import re
 from pathlib import Path
@@ -55,10 +55,41 @@ def test_cost_table_cell_evaluates_formula():
     assert number("", {}) == 0
 
 
+def numbers_kept(algorithm, p=2, n=3):
+    """Return how many numbers a state holds beside λ and ω."""
+    q = Quadratic.random(p, n, kappa=3.0)
+    at = q.point(torch.full((p,), 0.3, dtype=torch.float64), torch.full((n,), 0.1, dtype=torch.float64))
+    batches = [StepBatches.shared(None, None, seed=k) for k in range(2)]
+    state = algorithm.init(q, at, batches[0])
+    for k in range(2):
+        state = algorithm.step(q, state, batches[k])
+    storage = {t.data_ptr(): t.numel() for t in tensors_of(state)}
+    return sum(storage.values()) - n - p
+
+
+def measured_row(name):
+    """Return a line of the table with what was measured in the place of formulas."""
+    row = row_of(name)
+    algorithm = make(name)
+    calls = [sum(row.counts.get(kind, 0) for kind in kinds) or "" for kinds in COLUMNS.values()]
+    if "joint" in row.counts:
+        calls[-2:] = [f"{count}*" for count in calls[-2:]]
+    kept = f"{numbers_kept(algorithm)} for p = 2, n = 3"
+    cells = [f"[`{name}`](PAGE.md#{name})", *calls, kept, "", "yes" if row.draws else ""]
+    return "| " + " | ".join(map(str, [*cells, "yes" if algorithm.capturable else "no"])) + " |"
+
+
 @pytest.mark.parametrize("name", sorted({*TABLE, *algorithms.list_algorithms()}))
 def test_cost_table_lists_every_algorithm(name):
     assert name in algorithms.list_algorithms()
-    assert name in TABLE, f"Add a row for {name} to docs/algorithms/index.md."
+    assert name in TABLE, f"Add a row to docs/algorithms/index.md, with its page:\n\n{measured_row(name)}"
+
+
+def test_measured_row_has_the_table_s_columns():
+    """A contributor pastes it."""
+    assert (
+        measured_row("soba") == "| [`soba`](PAGE.md#soba) | 1 |  | 1 | 1 | 1* | 1* | 5 for p = 2, n = 3 |  |  | yes |"
+    )
 
 
 @pytest.mark.parametrize("name", TABLE)
@@ -77,11 +108,4 @@ def test_cost_table_row_matches_counts(name):
     assert cells["seed"] == ("yes" if row.draws else "")
     page = (DOCS / f"{cells['page']}.md").read_text(encoding="utf-8")
     assert f"{{ #{name} }}" in page
-    q = Quadratic.random(p, n, kappa=3.0)
-    at = q.point(torch.full((p,), 0.3, dtype=torch.float64), torch.full((n,), 0.1, dtype=torch.float64))
-    batches = [StepBatches.shared(None, None, seed=k) for k in range(2)]
-    state = algorithm.init(q, at, batches[0])
-    for k in range(2):
-        state = algorithm.step(q, state, batches[k])
-    storage = {t.data_ptr(): t.numel() for t in tensors_of(state)}
-    assert sum(storage.values()) - n - p == number(cells["kept"], sizes)
+    assert numbers_kept(algorithm) == number(cells["kept"], sizes)

@@ -17,7 +17,7 @@ OWN_DIFFERENCES = 1e-9
 
 def compare(prefix, run, tolerance):
     expected = {key.removeprefix(prefix): rows for key, rows in GOLDEN.items() if key.startswith(prefix)}
-    assert expected, f"{prefix} has no recorded run. Record it with python tests/golden/trajectories.py."
+    assert expected, f"{prefix} has no recorded run. Record it with python tests/golden/trajectories.py NAME."
     assert run.keys() == expected.keys()
     for variable, rows in run.items():
         assert torch.isfinite(rows).all()

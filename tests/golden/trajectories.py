@@ -1,7 +1,8 @@
 """Short runs of every algorithm, recorded so that a redesign can be held to them.
 
-`python tests/golden/trajectories.py` writes `trajectories.safetensors` beside this file. The losses use torch alone, so
-that the file says nothing about how the library asks for derivatives. `test_golden.py` compares a fresh run with it.
+`python tests/golden/trajectories.py` writes `trajectories.safetensors` beside this file; with names of algorithms it
+records these anew and leaves all else as it is. The losses use torch alone, so that the file does not depend on how the
+library asks for derivatives. `test_golden.py` compares a fresh run with it.
 
 Two kinds of runs are younger than the others: those of `one_step`, and those on a module with automatic steps, in which
 L is measured more rarely the longer its measurements agree.
@@ -10,12 +11,12 @@ L is measured more rarely the longer its measurements agree.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 import fsla
@@ -91,7 +92,7 @@ def start() -> Point:
 
 
 def draws(name: str, spec: BatchSpec) -> Iterator[StepBatches]:
-    """Yield five batches a step, each of its own; SABA draws from four numbered ones."""
+    """Yield five different batches a step; SABA draws from four numbered ones."""
     for k in range(STEPS + 1):
         slots = [tuple(batch(k, slot, j) for j in range(max(count, 1))) for slot, count in enumerate(spec)]
         if name == "saba":
@@ -122,7 +123,7 @@ def run_functional(name: str, products: str) -> dict[str, Tensor]:
 
 
 def _carried(state: algorithms.State) -> Mapping[str, Tensor]:
-    """v, or what stands in its place: the multiplier of the penalty method, and the second inner variable of F2SA."""
+    """v, or what takes its place: the multiplier of the penalty method, and the second inner variable of F2SA."""
     if isinstance(state, PenaltyState):
         return state.nu
     return state.y.value if isinstance(state, F2saState) else state.v
@@ -175,14 +176,17 @@ def _flat(tree: Mapping[str, Tensor]) -> Tensor:
     return torch.cat([t.detach().flatten() for t in tree.values()])
 
 
-def record() -> dict[str, Tensor]:
-    """Run everything; a tensor's name is `function/ALGORITHM/PRODUCTS/VARIABLE` or `module/…`."""
+def record(names: Iterable[str], module_runs: Iterable[str]) -> dict[str, Tensor]:
+    """Run algorithms as functions and on a module.
+
+    A tensor's name is `function/ALGORITHM/PRODUCTS/VARIABLE` or `module/…`.
+    """
     tensors = {}
     for products in PRODUCTS:
-        for name in ROWS:
+        for name in names:
             for variable, rows in run_functional(name, products).items():
                 tensors[f"function/{name}/{products}/{variable}"] = rows
-        for name in MODULE_RUNS:
+        for name in module_runs:
             for optimizers in OPTIMIZERS:
                 for variable, rows in run_module(name, optimizers, products).items():
                     tensors[f"module/{name}/{optimizers}/{products}/{variable}"] = rows
@@ -191,5 +195,7 @@ def record() -> dict[str, Tensor]:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    save_file(record(), FILE, metadata={"torch": torch.__version__, "fsla": fsla.__version__})
+    names = sys.argv[1:]
+    tensors = load_file(FILE) | record(names, ()) if names else record(ROWS, MODULE_RUNS)
+    save_file(tensors, FILE, metadata={"torch": torch.__version__, "fsla": fsla.__version__})
     print(f"{FILE}: {FILE.stat().st_size} bytes")

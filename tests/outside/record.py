@@ -1,6 +1,6 @@
 """Records what other implementations do on the small problem, for `test_outside.py`. A program, not a test.
 
-The recorded file was made by these commands, on a CPU, all in double precision:
+These commands wrote the recorded file, on a CPU, all in double precision:
 
     git clone https://github.com/benchopt/benchmark_bilevel
     git -C benchmark_bilevel checkout 3ad65dccff5cce27a656630a4f98be52920850b4
@@ -9,11 +9,11 @@ The recorded file was made by these commands, on a CPU, all in double precision:
     others/bin/python tests/outside/record.py benchmark_bilevel
 
 Nothing of these projects is in this repository. benchmark_bilevel's solvers run as they are, step by step: their own
-`init` and `get_step` (BOME: `run`), with a stand-in for the benchmark runner that they import, and with draws of
+`init` and `get_step` (BOME: `run`), with a substitute for the benchmark runner that they import, and with draws of
 batches of our own, since their sampler draws the last batch of an epoch twice. Two runs are not theirs alone:
 benchmark_bilevel has no MA-SOBA, so its SOBA step gives ω, v and the direction of λ, and the moving average around it
 is ours; and its F2SA lets the multiplier grow too fast, so that it is put back after each step. Of a run all λ are
-kept, and the last ω and v; where a solver draws random lengths, they are kept too.
+recorded, and the last ω and v; where a solver draws random lengths, so are these.
 """
 
 from __future__ import annotations

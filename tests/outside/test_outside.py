@@ -1,8 +1,8 @@
 """Our algorithms beside public implementations, on a small problem: the numbers of theirs are in `recorded.json`.
 
-`record.py` made that file, and says how; nothing of the other projects is needed here. Trajectories are those of
+`record.py` wrote that file, and describes how; nothing of the other projects is needed here. Trajectories are those of
 benchmark_bilevel's solvers on mini-batches, whose draws both sides take in the same order; hypergradients are those of
-higher, TorchOpt and Betty. Where the other side is known to differ, the test says how, and accounts for it. Both sides
+higher, TorchOpt and Betty. Where the other side is known to differ, the test accounts for it. Both sides
 work in double precision, and agree to its rounding: the tolerance is 1e-12, the largest difference seen 1.2e-16.
 """
 
@@ -442,7 +442,7 @@ def test_hypergradient_matches_outside_run(label):
 
 
 def cg_with_the_old_residual(h: Tensor, b: Tensor, steps: int) -> Tensor:
-    """Conjugate gradients with one line wrong: the next direction is made from the residual before the step."""
+    """Conjugate gradients with one line wrong: the next direction uses the residual before the step."""
     v, residual, direction = torch.zeros_like(b), b, b
     for _ in range(steps):
         size = residual @ residual / (direction @ h @ direction)

@@ -142,7 +142,7 @@ def test_amigo_with_one_step_equals_fsla_without_momentum(finite_sum):
 
 
 def test_amigo_first_step_is_descent():
-    """f = λ, of which ∂_λ F = -3, all that is known before v has moved, says the opposite."""
+    """f = λ, of which ∂_λ F = -3, all that is known before v has moved, has the opposite sign."""
     one, none = torch.ones(1, 1, dtype=torch.float64), torch.zeros(1, 1, dtype=torch.float64)
     q = Quadratic(one, -4 * one, none[0], none, -one[0], none, none, 3 * one[0])
     start = q.point(none[0], none[0])

@@ -1,11 +1,11 @@
 """Steps that need no tuning against the best of a grid of constants, on every task of `automatic_tasks`.
 
 Both take the same number of steps of FSLA without momentum, from the same start on the same batches. A run is judged by
-f = F(λ, ω_λ) at its last λ, ω_λ being found by L-BFGS on the whole inner loss from the run's last ω; the table has the
+f = F(λ, ω_λ) at its last λ, ω_λ by L-BFGS on the whole inner loss from the run's last ω; the table has the
 ratio of the automatic run's f to the smallest one of the grid.
 
 The grid: τ = t/L and β = r τ with L the curvature at the start, α = m / |d| with |d| the root mean square of the
-hypergradient once ω and v have settled there, each constant or falling as 1/√(k+1).
+hypergradient once ω and v have converged there, each constant or falling as 1/√(k+1).
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ def _taken(
 
 
 def _f(task: Task, model: nn.Module, modules: nn.Module) -> float | None:
-    """F(λ, ω_λ), ω_λ from where the model stands; None where it is not finite."""
+    """F(λ, ω_λ), ω_λ from the present parameters; None where it is not finite."""
     parameters = [p for p in model.parameters() if p.requires_grad]
     search = torch.optim.LBFGS(parameters, max_iter=300, tolerance_grad=1e-6, line_search_fn="strong_wolfe")
 
@@ -132,7 +132,7 @@ def _f(task: Task, model: nn.Module, modules: nn.Module) -> float | None:
 
 
 def _scales(spec: AutomaticSpec, task: Task) -> tuple[float, float]:
-    """The curvature at the start, and the root mean square of the hypergradient once ω and v have settled there."""
+    """The curvature at the start, and the root mean square of the hypergradient once ω and v have converged there."""
     inner, outer = task.losses()
     model, modules = task.build()
     opt = FSLA(

@@ -83,7 +83,7 @@ def tasks() -> tuple[Task, ...]:
 
 
 def _least_squares(condition: float, batch: int | None) -> Task:
-    """G = mean ½(aᵀω - xᵀλ - b)², F = mean ½(cᵀω - e)² + ½10⁻³‖λ‖², with H of a given condition number."""
+    """G = mean ½(aᵀω - xᵀλ - b)², F = mean ½(cᵀω - e)² + ½10⁻³‖λ‖², with H of this condition number."""
     g = torch.Generator().manual_seed(1000)
 
     def normal(*shape: int) -> Tensor:

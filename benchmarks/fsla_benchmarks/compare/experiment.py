@@ -38,7 +38,7 @@ START: Setting = {**dict.fromkeys(RANGES, 1.0), "power": 0.0}
 
 @dataclass(frozen=True)
 class CompareSpec:
-    """The settings of a comparison; empty tuples stand for all."""
+    """The settings of a comparison; empty tuples mean all."""
 
     preset: str = "smoke"
     seeds: int = 3
@@ -239,7 +239,7 @@ def records_of(
 
 
 def _numbers(stop: Stop | None, mark: float = math.nan) -> Record:
-    """What a record says of a stop; None for what has diverged."""
+    """What a record holds of a stop; None for what has diverged."""
     if stop is None:
         return {"mark": mark, "calls": None, "steps": None, "seconds": None, "value": None}
     took = stop.progress

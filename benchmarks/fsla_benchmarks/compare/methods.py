@@ -1,4 +1,4 @@
-"""The methods of the comparison: how each is given batches, which of its rates are searched, and in what units.
+"""The methods of the comparison: how each receives batches, which of its rates are searched, and in what units.
 
 A new algorithm of `fsla.algorithms` is one row of METHODS. Options that a method's authors leave open are the
 same for all: ten inner steps, ten products of a series.
@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 import torch
 
-from fsla.algorithms import Algorithm, get_algorithm
+from fsla.algorithms import Algorithm, get_algorithm, list_algorithms
 from fsla.steps import Adaptive, Automatic, Schedule
 from fsla_benchmarks.compare.task import Task
 
@@ -138,6 +138,7 @@ METHODS: dict[str, Method] = {
     "bome": Method("full", f"{OI} {WEIGHT}", TEN),
     "sama": Method("independent", f"{OI} power", inner_unit="coordinate"),
 }
+METHODS |= {name: Method("independent", f"{ALL} power") for name in list_algorithms() if name not in METHODS}
 
 
 def label(name: str) -> str:

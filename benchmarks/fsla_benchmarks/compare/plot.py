@@ -34,7 +34,7 @@ def draw(folder: Path, results: Results) -> list[Path]:
 
 
 def _styles(best_first: Sequence[str]) -> dict[str, CurveStyle]:
-    """The methods that have a colour, best first: the best ones, and FSLA wherever it stands."""
+    """The methods that have a colour, best first: the best ones, and FSLA at any place."""
     coloured = [name for place, name in enumerate(best_first) if place < BEST or name in FSLA_STYLES]
     others = iter(OTHERS)
     return {name: FSLA_STYLES[name] if name in FSLA_STYLES else next(others) for name in coloured}

@@ -207,7 +207,7 @@ def _plain(lam: Tree, omega: Tree, batch: Data) -> Tensor:
 
 
 def _penalty(lam: Tree, omega: Tree, squares: Tensor) -> Tensor:
-    """½ Σ 0.05 exp(4 tanh(λ_j / 4)) ‖ω_j‖²: a log-penalty for each feature, kept between 10⁻³ and 3 so that G stays
+    """½ Σ 0.05 exp(4 tanh(λ_j / 4)) ‖ω_j‖²: a log-penalty for each feature, between 10⁻³ and 3 so that G stays
     strongly convex, and smooth, wherever λ goes."""
     penalty = 0.05 * (4 * (lam["log_penalty"] / 4).tanh()).exp()
     return (penalty * squares).sum() / 2 + RIDGE / 2 * omega["bias"].square().sum()

@@ -1,4 +1,4 @@
-"""What the comparison says: suboptimalities, ranks, performance profiles, and the tables of summary.md.
+"""Results of the comparison: suboptimalities, ranks, performance profiles, and the tables of summary.md.
 
 The measure is the relative suboptimality (f(λ) - f_best) / (f(λ_0) - f_best): 1 at the start, 0 at the best λ known,
 which is the best of all runs of the problem and of a long search by L-BFGS on the exact hypergradient.

@@ -25,7 +25,7 @@ CHECK_EVERY = 50
 
 
 class Progress(NamedTuple):
-    """Where a run stands, and what it took."""
+    """How far a run is, and what it took."""
 
     calls: float
     steps: int

@@ -29,7 +29,7 @@ from torch.nn.functional import cross_entropy
 
 from fsla import algorithms
 from fsla._state_tree import tensors_of
-from fsla._tree import Tree, is_sharded, own
+from fsla._tree import Tree, is_sharded, local_part
 from fsla.distributed import DataParallelReducer, ProcessGroup, get_group, single_process
 from fsla.problems import Point, Problem, StepBatches
 from fsla.problems._autograd import HvpMethod
@@ -48,7 +48,7 @@ Step = Callable[[], object]
 
 
 class Traffic(NamedTuple):
-    """What a step sent, as counted and as the formula says."""
+    """What a step sent, as counted and by the formula."""
 
     what: str
     measured: Sent
@@ -149,7 +149,7 @@ def _core_traffic(kind: str, momentum: Any, outer_uses_lam: bool) -> Traffic:
     batches = StepBatches.shared((x, y, index), (x, y, index))
     at = Point({"w": torch.zeros(SAMPLES)}, {"w": torch.zeros(20, 10)})
     state = algorithm.init(problem, at, batches)
-    group = reducer.ranks
+    group = reducer.process_group
     before = Sent(group.messages, group.bytes)
     algorithm.step(problem, state, batches)
     measured = Sent(group.messages - before.messages, (group.bytes - before.numbers) // 4)
@@ -219,7 +219,7 @@ def _timed(step: Step) -> tuple[float, float]:
 
 def memory(group: ProcessGroup, steps: int = 2) -> dict[str, float]:
     """MB (10^6 bytes) that this rank holds of each part of a run, and the peak of its resident memory above that before
-    the model was made."""
+    the model."""
     base = _resident("VmRSS")
     model = _large(in_shards=group.world_size > 1)
     opt = FSLA(
@@ -263,12 +263,12 @@ def _large(*, in_shards: bool) -> nn.Module:
     torch.manual_seed(0)
     with torch.no_grad():
         for p in model.parameters():
-            own(p).normal_(std=WIDTH**-0.5)
+            local_part(p).normal_(std=WIDTH**-0.5)
     return model
 
 
 def _bytes(t: Tensor) -> int:
-    local = own(t.detach()) if is_sharded(t) else t
+    local = local_part(t.detach()) if is_sharded(t) else t
     return local.numel() * local.element_size()
 
 

@@ -36,7 +36,7 @@ Array = Any
 
 
 class State(NamedTuple):
-    """Where a run stands: λ and d as vectors, ω and v as one tuple of arrays each."""
+    """State of a run: λ and d as vectors, ω and v as one tuple of arrays each."""
 
     lam: Array
     omega: Array
@@ -251,6 +251,6 @@ def _scan(name: str, f: Callable[..., State], steps: int, samples: str, n: int) 
 
 
 def _jax() -> Any:
-    """JAX, told not to take most of a GPU's memory at once, since PyTorch works in the same process."""
+    """JAX, set not to take most of a GPU's memory at once, since PyTorch works in the same process."""
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     return import_module("jax")

@@ -114,7 +114,7 @@ def wait(device: torch.device) -> None:
 
 
 def reason(error: BaseException) -> str:
-    """What an error says, in one line."""
+    """The text of an error, in one line."""
     return (str(error).strip() or repr(error)).splitlines()[0]
 
 

@@ -1,7 +1,7 @@
-"""Measurements as JSON files, and the tables of a page made from them.
+"""Measurements as JSON files, and the tables of a page from them.
 
 A file has the rows and what they were measured on: commit, machine, versions and date. In a page a comment names the
-file, `<!-- table training-h200.json -->`, and the table stands between it and `<!-- end -->`.
+file, `<!-- table training-h200.json -->`, and the table follows, up to `<!-- end -->`.
 """
 
 from __future__ import annotations
@@ -62,11 +62,11 @@ def save(path: Path, rows: Sequence[Any], run: Mapping[str, object], notes: Sequ
 
 
 def fill_tables(page: str, write: Callable[[Mapping[str, Any]], list[str]], folder: Path = FOLDER) -> str:
-    """Return a page with each of its tables made anew from the file that it names.
+    """Return a page with each of its tables from the file that it names.
 
     Args:
         page: Markdown with comments that name files.
-        write: returns the lines of a table, given what a file holds.
+        write: returns the lines of a table from the content of a file.
         folder: where the files are.
     """
 

@@ -125,7 +125,7 @@ def _problem(c: Case, method: str) -> Oracles:
 
 
 def _units(timed: dict[Key, Advance]) -> Units:
-    """A row of a scaling has an SGD step of its own; what is compiled has the compiled one, if that is timed."""
+    """A row of a scaling has its own SGD step; what is compiled has the compiled one, if that is timed."""
     plain = next(unit for unit in (Key("sgd", engine="graph"), Key("sgd"), *timed) if unit in timed)
     compiled = next(unit for unit in (Key("sgd", engine="compile"), plain) if unit in timed)
 

@@ -1,7 +1,7 @@
-"""What ranks tell each other in a step, counted on paper, and how well many GPUs would do by that count.
+"""What ranks send each other in a step, counted on paper, and how well many GPUs would do by that count.
 
-A message is an all-reduce of what a pass found: derivatives, a number for each of their tensors and for each rank, and
-the value of the loss. With a ring every rank sends 2 (W-1)/W times its bytes.
+A message is an all-reduce of the results of a pass: derivatives, a number for each of their tensors and for each rank,
+and the value of the loss. With a ring every rank sends 2 (W-1)/W times its bytes.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def module_step(of: Sizes, algorithm: str, momentum: str, hvp_method: str, *, ou
 
 
 def core(of: Sizes, algorithm: str, momentum: str, *, outer_uses_lam: bool) -> Sent:
-    """A step on a function, which is told whether F reads λ; where λ has rows for the samples, `of.lam` is those of a
+    """A step on a function, which knows whether F reads λ; where λ has rows for the samples, `of.lam` is those of a
     batch."""
     messages = list(_messages(of, algorithm, momentum, "autograd", outer_uses_lam, finds_out=False))
     numbers = sum(size for message in messages for size, _ in message)

@@ -1,9 +1,9 @@
-"""What weights that are learnt on the way cost a training run: time, kernel launches and memory, in plain steps.
+"""What learned weights cost a training run: time, kernel launches and memory, in plain steps.
 
 transformer    98 M parameters, batches of 16 x 512 tokens, bfloat16 autocast, fused AdamW; on a CPU a tiny one
 cnn            the benchmark's network on 28 x 28 images, batch 256
 
-Each of ten sources of the data has a weight. A run has a model of its own, and is timed between two stretches of plain
+Each of ten sources of the data has a weight. A run has its own model, and is timed between two stretches of plain
 training on a model that stays, so that a ratio is one of neighbours. Its first steps, in which the curvature is
 measured for the first time, are timed apart.
 """
@@ -306,7 +306,7 @@ def measure_training(
 
     Args:
         device: where to train.
-        report: is told what is under way.
+        report: is called with what runs now.
         compile_too: measure the transformer compiled as well, against plain training of a compiled one.
         only: the problems.
         keep: is called with all rows and lines so far after each run.

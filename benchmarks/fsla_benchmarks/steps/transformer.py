@@ -74,7 +74,7 @@ class Setting:
         return torch.randint(len(tokens), (BATCH,), generator=self.generator, device=self.device)
 
     def network(self, *, compiled: bool) -> Network:
-        """A network without weights of its own, so that those of the run are the only ones held."""
+        """A network without weights, so that those of the run are the only ones in memory."""
         with torch.device("meta"):
             model = Transformer(self.size)
         if compiled:

@@ -11,7 +11,7 @@ _PIECE = 2**16
 
 
 class DownloadRefused(Exception):
-    """A download that was given up for good: another try would end in the same way."""
+    """A download that failed for good: another try would end alike."""
 
 
 class Bar(Protocol):
@@ -71,7 +71,7 @@ class Downloader:
             self._progress.close()
 
     def _copy(self, url: str, read: Callable[[int], bytes], file: BinaryIO) -> None:
-        """Copies piece by piece: `read` returns what has arrived, so that the limits are looked at in between."""
+        """Copies piece by piece: `read` returns what has arrived, so that the limits are checked in between."""
         received = 0
         while piece := read(_PIECE):
             received += len(piece)

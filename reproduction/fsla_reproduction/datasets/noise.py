@@ -1,4 +1,4 @@
-"""Wrong labels, made on purpose: which samples, which label instead, and the exact mask of what changed."""
+"""Wrong labels on purpose: which samples, which label instead, and the exact mask of what changed."""
 
 from __future__ import annotations
 

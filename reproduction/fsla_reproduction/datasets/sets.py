@@ -1,6 +1,6 @@
 """The data sets: where their files are, and how they are read.
 
-Files are looked for in `--data-dir` or the folder that FSLA_DATA names, as FOLDER/NAME/FILE; if neither is given, in
+Files are read from `--data-dir` or the folder that FSLA_DATA names, as FOLDER/NAME/FILE; without either, from
 the user's cache; and what the cache lacks is downloaded from the data set's public home, with its checksum. `digits`
 comes with scikit-learn and needs no file.
 """
@@ -144,7 +144,7 @@ def _scaled(images: npt.NDArray[np.uint8]) -> Tensor:
 
 
 def _agree(name: str, part: str, images: int, labels: int) -> bool:
-    """Whether there is a label for each image. QMNIST has more test labels than MNIST has images to stand in."""
+    """Whether there is a label for each image. QMNIST has more test labels than MNIST has images."""
     return labels >= images if name == "qmnist" and part == "test" else labels == images
 
 
@@ -182,7 +182,7 @@ def _labels(path: Path) -> npt.NDArray[np.int64]:
 
 
 def _paths(name: str, folder: Path) -> tuple[list[Path], str]:
-    """The four files of a data set. Where QMNIST's images are missing, MNIST's stand in: the same in the same order."""
+    """The four files of a data set. Where QMNIST's images are missing, MNIST's serve: the same in the same order."""
     paths = [folder / name / f.name for f in SOURCES[name].files]
     origin = "own files"
     if name == "qmnist":
@@ -248,7 +248,7 @@ def fetch(
 
 
 class Check(NamedTuple):
-    """One file of a data set: its path and what is to be said of it; `good` is False if it cannot be used."""
+    """One file of a data set: its path and its description; `good` is False if it cannot be used."""
 
     path: Path
     good: bool
@@ -256,7 +256,7 @@ class Check(NamedTuple):
 
 
 def check(name: str, folder: Path) -> list[Check]:
-    """Reads every file of a data set in a folder and says what it holds."""
+    """Reads every file of a data set in a folder and reports what it holds."""
     if name == "digits":
         return [Check(Path("scikit-learn"), True, "part of the package")]
     source = SOURCES[name]
@@ -274,7 +274,7 @@ def check(name: str, folder: Path) -> list[Check]:
 
 
 def _check_file(name: str, folder: Path, file: File, read: Callable[[Path], npt.NDArray[Any]]) -> tuple[Check, int]:
-    """What is to be said of a file, and how many images or labels it holds."""
+    """The description of a file, and how many images or labels it holds."""
     path = folder / name / file.name
     stands_in = ""
     if not path.exists() and name == "qmnist" and read is _images:

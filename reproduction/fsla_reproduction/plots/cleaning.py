@@ -44,7 +44,7 @@ _NOISE = {
 
 @dataclass(frozen=True)
 class View:
-    """A panel as it is drawn: its runs, what is on the axes, and what is said above."""
+    """A panel as it is drawn: its runs, what is on the axes, and the title."""
 
     panel: Panel
     x: str
@@ -85,7 +85,7 @@ def _views(name: str, results: Results) -> list[list[View]]:
 
 
 def _overview(panel: Panel, results: Results) -> list[View]:
-    """Three views; each title says which method is ahead at the end, whichever it is."""
+    """Three views; each title names the method that is ahead at the end, whichever it is."""
     runs = results.by_label(panel)
     spent = f"{plain_number(runs['FSLA'].calls)} oracle calls each"
     storm = ("FSLA", "CG_1_1", "CG_1_10")
@@ -115,10 +115,10 @@ def _learning(panel: Panel) -> Panel:
 def _grid(path: Path, title: str, rows: list[list[View]], results: Results) -> None:
     """Draws views in rows; under them a legend for all, or where the runs differ a row of legends."""
     columns = len(rows[0])
-    shared = all(view.panel is rows[0][0].panel for row in rows for view in row)
+    same_panel = all(view.panel is rows[0][0].panel for row in rows for view in row)
     tasks = {spec.task for row in rows for view in row for spec in view.panel.runs.values()}
     heights = [4.4] * len(rows)
-    if not shared:
+    if not same_panel:
         heights.append(0.1 + 0.24 * max(len(view.panel.runs) for view in rows[-1]))
     width = 5.2 if columns == 3 else 4.8
     with figure(path, size=(width * max(columns, 1.25), sum(heights) + 0.7)) as fig:
@@ -134,7 +134,7 @@ def _grid(path: Path, title: str, rows: list[list[View]], results: Results) -> N
                     ax.tick_params(labelleft=False)
         task = next(iter(tasks)) if len(tasks) == 1 else None
         fig.suptitle(f"{title}\n{_about(task, results)}", fontsize=13)
-        if shared:
+        if same_panel:
             _legend_for_all(fig, axes[0][0], per_row=2 * columns)
         else:
             for ax, above in zip(axes[-1], axes[-2], strict=True):
@@ -197,7 +197,7 @@ def _draw_view(ax: Axes, view: View, results: Results, title: str) -> None:
 
 
 def _styles(panel: Panel, panels: Panels) -> dict[str, CurveStyle]:
-    """The look of each run. FSLA with a setting other than usual has a colour of its own, from light to dark."""
+    """The look of each run. FSLA with a setting other than usual has another colour, from light to dark."""
     base = panels.base
     unusual = [
         label

@@ -1,7 +1,7 @@
 """One look for every figure: legible fonts, a colour for each family of methods, PNG and SVG.
 
 FSLA is blue everywhere, NS orange, BP purple, CG green; within a family more steps are darker. Restarted methods are
-dashed, those without momentum dash-dotted. Hues and shades are told apart by colour-blind readers too (after Okabe and
+dashed, those without momentum dash-dotted. Colour-blind readers can distinguish hues and shades (after Okabe and
 Ito).
 """
 

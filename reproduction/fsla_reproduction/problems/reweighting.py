@@ -20,7 +20,7 @@ from fsla.problems._functional import Network
 
 @dataclass(frozen=True, eq=False)
 class Reweighting:
-    """The two losses over given tensors, and a start."""
+    """The two losses over tensors, and a start."""
 
     model: nn.Module
     train_x: Tensor

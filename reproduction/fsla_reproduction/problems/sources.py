@@ -3,7 +3,7 @@
     G(λ, ω) = mean_j sigmoid(λ_{s(j)}) l(ω; x_j)        F(ω) = mean l(ω; trusted text)
 
 where s(j) is the source of sequence j and l the mean cross entropy of its tokens. λ starts at 0, weights at ½. The text
-is made up: a grammar allows each token a few successors, drawn at random once, and a source follows one grammar, or
+is synthetic: a grammar allows each token a few successors, drawn at random once, and a source follows one grammar, or
 none. Which sources follow the trusted text's grammar is what the weights must find out. Batches are indices into the
 training or the trusted sequences. F does not read λ.
 """
@@ -57,7 +57,7 @@ class Text:
 
     @classmethod
     def draw(cls, spec: TextSpec, seed: int, device: torch.device | str = "cpu") -> Text:
-        """Text from the seed, made on the device: a few tensor operations for each place of a sequence."""
+        """Text from the seed, drawn on the device: a few tensor operations for each place of a sequence."""
         generator = torch.Generator(device).manual_seed(seed)
         shape = (spec.symbols, spec.successors)
         tables = {
@@ -91,7 +91,7 @@ def _walk(table: Tensor | None, spec: TextSpec, count: int, generator: torch.Gen
 
 @dataclass(frozen=True, eq=False)
 class SourceWeighting:
-    """The two losses over given text, for a network that maps tokens to scores."""
+    """The two losses over text, for a network that maps tokens to scores."""
 
     net: Network
     text: Text

@@ -1,12 +1,12 @@
 """What every algorithm is: a start, and a step from one state to the next.
 
     rates   = step_sizes.rates(k, state.measured)     the sizes of the step
-    context = StepContext(problem, batches, rates, …) what this step may ask: views, each made once
+    context = StepContext(problem, batches, rates, …) what this step may ask: views, one for each question
     state   = algorithm.move(state, context)          the algorithm itself; it never asks the host
 
 The same `move` serves dicts of tensors, where updates return new trees, and a module in place, where they write into
 the module's parameters. Two rules make that so: all that is asked at a point is asked before the point moves (a view
-that is asked later raises), and what is looked back at is kept by `keep`.
+that is asked later raises), and `keep` copies what is needed from an old point.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class State:
         direction: d, the estimate of ∇f that λ moves by.
         measured: state of automatic step sizes; None under a schedule.
 
-    Example:
+    Examples:
         >>> algorithm = fsla.algorithms.soba(constant(0.2, 0.5, 0.5))
         >>> state = algorithm.step(problem, algorithm.init(problem, at, batches), batches)
         >>> state.step_count, state.omega.value, state.is_finite()
@@ -99,7 +99,7 @@ class Algorithm(ABC, Generic[S]):
         TypeError: if `step_sizes` is no `fsla.steps.StepSizes`.
         ValueError: if a number is out of range.
 
-    Example:
+    Examples:
         >>> algorithm = fsla.algorithms.soba(constant(0.2, 0.5, 0.5))
         >>> isinstance(algorithm, fsla.Algorithm)
         True
@@ -180,7 +180,7 @@ class Algorithm(ABC, Generic[S]):
         measured = self.step_sizes.init(omega.value)
         products = self.step_sizes.products_due(0, measured)
         if products:
-            view = self._asked(problem).inner_at(at, batches.inner_grad[0]).linearized()
+            view = self._with_products(problem).inner_at(at, batches.inner_grad[0]).linearized()
             measured = self.step_sizes.measure(view, products, measured)
         step = self.context(problem, 0, measured, batches, update_buffers=False)
         return self.start(State(0, lam, omega, zeros_like(lam.value), measured), step)
@@ -224,7 +224,7 @@ class Algorithm(ABC, Generic[S]):
         """The state after so many products at its point."""
         if not products:
             return state
-        view = self._asked(problem).inner_at(state.point, batches.inner_grad[0])
+        view = self._with_products(problem).inner_at(state.point, batches.inner_grad[0])
         return evolve(state, measured=self.step_sizes.measure(view, products, state.measured))
 
     def due(self, k: int) -> bool:
@@ -242,7 +242,7 @@ class Algorithm(ABC, Generic[S]):
         """Return a position that stays valid while the variables move."""
         return x.clone() if self.updates.in_place else x
 
-    def _asked(self, problem: Oracles) -> Oracles:
+    def _with_products(self, problem: Oracles) -> Oracles:
         return FiniteDifferenceProblem(problem) if self.finite_differences else problem
 
     def context(
@@ -257,7 +257,7 @@ class Algorithm(ABC, Generic[S]):
     ) -> StepContext:
         """Return what step k may ask. Its sizes follow from k and from what was measured unless `rates` gives them."""
         return StepContext(
-            self._asked(problem),
+            self._with_products(problem),
             batches,
             self.step_sizes.rates(k, measured) if rates is None else rates,
             self.updates,

@@ -42,7 +42,7 @@ def bp(
     Returns:
         The algorithm, an `Alternating`.
 
-    Example:
+    Examples:
         >>> minimize(fsla.algorithms.bp(constant(0.2, 0.5, 0.0), inner_steps=5, momentum="none"))
         1.03
     """
@@ -76,7 +76,7 @@ def ns(
     Returns:
         The algorithm, an `Alternating`.
 
-    Example:
+    Examples:
         >>> minimize(fsla.algorithms.ns(constant(0.2, 0.5, 0.0), num_terms=5, adjoint_lr=0.5, momentum="none"))
         1.0
     """
@@ -106,7 +106,7 @@ def cg(
     Returns:
         The algorithm, an `Alternating`.
 
-    Example:
+    Examples:
         >>> minimize(fsla.algorithms.cg(constant(0.2, 0.5, 0.0), hvp_steps=1, momentum="none"))
         1.0
     """

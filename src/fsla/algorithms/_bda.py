@@ -139,7 +139,7 @@ def bda(
     Returns:
         The algorithm, a `Bda`.
 
-    Example:
+    Examples:
         >>> minimize(fsla.algorithms.bda(constant(0.2, 0.5, 0.5), inner_steps=5))
         1.0
     """

@@ -4,7 +4,7 @@
                                      ω' = ω - τ ∂_ω G - Ĥ⁻¹ Ĵᵀ (λ' - λ), which follows ω_λ as λ moves
     SVRB     Guo et al. 2021         the three gradients are tracked as well, and ω moves along its own alone
 
-The eigenvalues of Ĥ are kept at or above μ.
+The eigenvalues of Ĥ are clamped at or above μ.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ def stable(step_sizes: Sizes, *, mu: float = 1e-3, projection: Projection | None
     Returns:
         The algorithm, a `DenseTracked`.
 
-    Example:
+    Examples:
         >>> minimize(fsla.algorithms.stable(constant(0.2, 0.5, 0.0)))
         1.0
     """
@@ -137,7 +137,7 @@ def svrb(step_sizes: Sizes, *, mu: float = 1e-3, projection: Projection | None =
     Returns:
         The algorithm, a `DenseTracked`.
 
-    Example:
+    Examples:
         >>> minimize(fsla.algorithms.svrb(constant(0.2, 0.5, 0.0)))
         1.0
     """

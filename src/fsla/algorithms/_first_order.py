@@ -93,7 +93,7 @@ def f2sa(step_sizes: Sizes, *, inner_steps: int = 1, projection: Projection | No
     Returns:
         The algorithm, a `F2sa`.
 
-    Example:
+    Examples:
         >>> minimize(fsla.algorithms.f2sa(constant(0.2, 0.5, 0.05), inner_steps=3))
         1.0
     """
@@ -149,7 +149,7 @@ def bome(step_sizes: Sizes, *, inner_steps: int = 10, projection: Projection | N
     Returns:
         The algorithm, a `Bome`.
 
-    Example:
+    Examples:
         >>> minimize(fsla.algorithms.bome(constant(0.2, 0.3, 0.0, 0.5), inner_steps=5))
         1.0
     """
@@ -218,7 +218,7 @@ def sama(
     Returns:
         The algorithm, a `Sama`.
 
-    Example:
+    Examples:
         >>> minimize(fsla.algorithms.sama(constant(0.2, 0.1, 0.0)))
         0.98
     """

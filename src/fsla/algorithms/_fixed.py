@@ -46,7 +46,7 @@ def fixed(step_sizes: Sizes = AUTOMATIC, *, inner_steps: int = 1) -> Fixed:
     Returns:
         The algorithm, a `Fixed`.
 
-    Example:
+    Examples:
         >>> minimize(fsla.algorithms.fixed(constant(0.0, 0.5, 0.0)))
         0.5
     """

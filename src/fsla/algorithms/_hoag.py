@@ -132,7 +132,7 @@ def hoag(
     Returns:
         The algorithm, a `Hoag`.
 
-    Example:
+    Examples:
         >>> minimize(fsla.algorithms.hoag(constant(0.2, 0.5, 0.0)))
         0.99
     """

@@ -50,7 +50,7 @@ def bsa(
     Returns:
         The algorithm, an `Alternating`.
 
-    Example:
+    Examples:
         >>> minimize(fsla.algorithms.bsa(constant(0.2, 0.5, 0.0), num_terms=2, adjoint_lr=0.5))
         1.0
     """
@@ -77,7 +77,7 @@ def ttsa(
     Returns:
         The algorithm, an `Alternating`.
 
-    Example:
+    Examples:
         >>> minimize(fsla.algorithms.ttsa(constant(0.1, 0.5, 0.0), num_terms=2, adjoint_lr=0.5))
         1.0
     """
@@ -101,7 +101,7 @@ def aid_bio(
     Returns:
         The algorithm, an `Alternating`.
 
-    Example:
+    Examples:
         >>> minimize(fsla.algorithms.aid_bio(constant(0.2, 0.5, 0.0), inner_steps=2, hvp_steps=2))
         1.0
     """
@@ -131,7 +131,7 @@ def stocbio(
     Returns:
         The algorithm, an `Alternating`.
 
-    Example:
+    Examples:
         >>> minimize(fsla.algorithms.stocbio(constant(0.2, 0.5, 0.0), inner_steps=2, hvp_steps=5, adjoint_lr=0.5))
         1.0
     """
@@ -163,7 +163,7 @@ def sbio_bred(
     Returns:
         The algorithm, an `Alternating`.
 
-    Example:
+    Examples:
         >>> minimize(fsla.algorithms.sbio_bred(constant(0.2, 0.5, 0.0), adjoint_lr=0.5))
         1.0
     """
@@ -200,7 +200,7 @@ def implicit_neumann(
     Returns:
         The algorithm, an `Alternating`.
 
-    Example:
+    Examples:
         >>> outer_update = fsla.steps.Momentum(0.5)
         >>> minimize(fsla.algorithms.implicit_neumann(constant(0.2, 0.5, 0.0), outer_update=outer_update))
         1.0
@@ -232,7 +232,7 @@ def t1_t2(
     Returns:
         The algorithm, an `Alternating`.
 
-    Example:
+    Examples:
         >>> minimize(fsla.algorithms.t1_t2(constant(0.2, 0.5, 0.0), adjoint_lr=1.0))
         1.0
     """
@@ -262,7 +262,7 @@ def aid_fp(
     Returns:
         The algorithm, an `Alternating`.
 
-    Example:
+    Examples:
         >>> minimize(fsla.algorithms.aid_fp(constant(0.2, 0.5, 0.0), inner_steps=2, adjoint_lr=0.5))
         1.0
     """
@@ -284,7 +284,7 @@ def aid_cg(
     Returns:
         The algorithm, an `Alternating`.
 
-    Example:
+    Examples:
         >>> minimize(fsla.algorithms.aid_cg(constant(0.2, 0.5, 0.0), inner_steps=2, hvp_steps=1))
         1.0
     """

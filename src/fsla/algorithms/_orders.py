@@ -27,7 +27,7 @@ from fsla.steps._updates import Variable
 class SharedBatchWarning(UserWarning):
     """Warning that STORM reads batches that also moved ω and v: its direction keeps a bias.
 
-    Example:
+    Examples:
         >>> import warnings
         >>> shared = fsla.StepBatches.draw("shared", lambda: None, lambda: None)
         >>> with warnings.catch_warnings(record=True, action="always") as caught:
@@ -62,7 +62,7 @@ class AlternatingState(AdjointState):
         trajectory: inner moves that led to ω, if the estimator unrolls them and the momentum looks back.
         first_omega: the value that ω restarts from, if it restarts.
 
-    Example:
+    Examples:
         >>> state = fsla.algorithms.fsla(constant(0.2, 0.5, 0.5, 0.5)).init(problem, at, batches)
         >>> state.step_count, state.v
         (0, {'w': tensor([0.])})
@@ -103,7 +103,7 @@ class Alternating(Algorithm[AlternatingState]):
 
     The other fields are those of `Algorithm`.
 
-    Example:
+    Examples:
         >>> from fsla.algorithms import Alternating
         >>> from fsla.steps import EMA
         >>> minimize(Alternating(step_sizes=constant(0.2, 0.5, 0.5, 0.5), momentum=EMA(), inner_steps=2))
@@ -214,7 +214,7 @@ class SimultaneousState(AdjointState):
         adjoint_direction: direction of v; {} where it is not remembered.
         before: position where the last step began, if a momentum looks back.
 
-    Example:
+    Examples:
         >>> state = fsla.algorithms.soba(constant(0.2, 0.5, 0.5)).init(problem, at, batches)
         >>> state.v, state.before
         ({'w': tensor([0.])}, None)
@@ -256,7 +256,7 @@ class Simultaneous(Algorithm[SimultaneousState]):
 
     The other fields are those of `Algorithm`.
 
-    Example:
+    Examples:
         >>> from fsla.algorithms import Simultaneous
         >>> minimize(Simultaneous(step_sizes=constant(0.1, 0.5, 0.5), outer_update=fsla.steps.Momentum(0.5)))
         1.0

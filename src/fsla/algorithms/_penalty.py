@@ -123,7 +123,7 @@ def penalty(
     Returns:
         The algorithm, a `Penalty`.
 
-    Example:
+    Examples:
         >>> minimize(fsla.algorithms.penalty(constant(0.1, 0.3, 0.0), inner_steps=5))
         1.0
     """

@@ -27,7 +27,7 @@ def register(name: str) -> Callable[[F], F]:
     Raises:
         ValueError: if the name is no identifier, or belongs to another algorithm.
 
-    Example:
+    Examples:
         >>> from dataclasses import dataclass, field
         >>> @fsla.algorithms.register("heavy_soba")
         ... @dataclass(frozen=True, kw_only=True)
@@ -61,7 +61,7 @@ def get_algorithm(name: str) -> Factory:
     Raises:
         ValueError: if no algorithm has this name; the message names the nearest one.
 
-    Example:
+    Examples:
         >>> make = fsla.algorithms.get_algorithm("soba")
         >>> minimize(make(constant(0.2, 0.5, 0.5)))
         1.0
@@ -72,7 +72,7 @@ def get_algorithm(name: str) -> Factory:
 def list_algorithms() -> list[str]:
     """Return the names of all registered algorithms.
 
-    Example:
+    Examples:
         >>> names = fsla.algorithms.list_algorithms()
         >>> "soba" in names, "fsla" in names
         (True, True)

@@ -175,7 +175,7 @@ def reversible(
     Returns:
         The algorithm, a `Reversible`.
 
-    Example:
+    Examples:
         >>> minimize(fsla.algorithms.reversible(constant(0.2, 0.5, 0.0), inner_steps=4, decay=0.5))
         1.0
     """

@@ -122,7 +122,7 @@ def saba(
     Returns:
         The algorithm, a `Saba`.
 
-    Example:
+    Examples:
         >>> minimize(fsla.algorithms.saba(constant(0.2, 0.5, 0.5)))
         1.0
     """

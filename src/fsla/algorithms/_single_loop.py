@@ -48,7 +48,7 @@ def fsla(
     Returns:
         The algorithm, an `Alternating`.
 
-    Example:
+    Examples:
         >>> minimize(fsla.algorithms.fsla(constant(0.2, 0.5, 0.5, 0.5)))
         1.0
     """
@@ -75,7 +75,7 @@ def single_loop(
     Returns:
         The algorithm, an `Alternating`.
 
-    Example:
+    Examples:
         >>> minimize(fsla.algorithms.single_loop(constant(0.2, 0.5, 0.5)))
         1.0
     """
@@ -103,7 +103,7 @@ def amigo(
     Returns:
         The algorithm, an `Alternating`.
 
-    Example:
+    Examples:
         >>> minimize(fsla.algorithms.amigo(constant(0.2, 0.5, 0.5), inner_steps=2, hvp_steps=2))
         1.0
     """
@@ -124,7 +124,7 @@ def slip(step_sizes: Sizes = AUTOMATIC, *, warm_up_steps: int = 0, projection: P
     Returns:
         The algorithm, an `Alternating`.
 
-    Example:
+    Examples:
         >>> minimize(fsla.algorithms.slip(constant(0.02, 0.5, 0.5, 0.5), warm_up_steps=5))
         0.94
     """

@@ -7,7 +7,7 @@
     HJFBiO      Huang 2024                              plain, products by differences, v in a ball
     one step    Liu, Simonyan & Yang 2019 (DARTS)       no v: ∂_ω F itself, scaled, in its place
 
-SABA, which remembers what each batch said, has a file of its own.
+SABA, which remembers the derivatives on each batch, is in `_saba.py`.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def soba(step_sizes: Sizes = AUTOMATIC, *, projection: Projection | None = None)
     Returns:
         The algorithm, a `Simultaneous`.
 
-    Example:
+    Examples:
         >>> minimize(fsla.algorithms.soba(constant(0.2, 0.5, 0.5)))
         1.0
     """
@@ -57,7 +57,7 @@ def ma_soba(step_sizes: Sizes = AUTOMATIC, *, projection: Projection | None = No
     Returns:
         The algorithm, a `Simultaneous`.
 
-    Example:
+    Examples:
         >>> minimize(fsla.algorithms.ma_soba(constant(0.2, 0.5, 0.5, 0.5)))
         0.92
     """
@@ -78,7 +78,7 @@ def srba(step_sizes: Scheduled, *, refresh_period: int = 10, projection: Project
     Returns:
         The algorithm, a `Simultaneous`.
 
-    Example:
+    Examples:
         >>> minimize(fsla.algorithms.srba(constant(0.2, 0.5, 0.5), refresh_period=5))
         1.0
     """
@@ -104,7 +104,7 @@ def fdehbo(step_sizes: Sizes, *, max_adjoint_norm: float, projection: Projection
     Returns:
         The algorithm, a `Simultaneous`.
 
-    Example:
+    Examples:
         >>> minimize(fsla.algorithms.fdehbo(constant(0.2, 0.5, 0.5), max_adjoint_norm=10.0))
         1.0
     """
@@ -131,7 +131,7 @@ def hjfbio(step_sizes: Sizes, *, max_adjoint_norm: float, projection: Projection
     Returns:
         The algorithm, a `Simultaneous`.
 
-    Example:
+    Examples:
         >>> minimize(fsla.algorithms.hjfbio(constant(0.2, 0.5, 0.5), max_adjoint_norm=10.0))
         1.0
     """
@@ -156,7 +156,7 @@ def one_step(step_sizes: Sizes | None = None, *, projection: Projection | None =
     Returns:
         The algorithm, a `Simultaneous`.
 
-    Example:
+    Examples:
         >>> minimize(fsla.algorithms.one_step(constant(0.2, 0.5, 0.5)))
         1.0
     """

@@ -81,7 +81,7 @@ def s_tfbo(step_sizes: Sizes, *, projection: Projection | None = None) -> Tuning
     Returns:
         The algorithm, a `TuningFree`.
 
-    Example:
+    Examples:
         >>> minimize(fsla.algorithms.s_tfbo(constant(1.0, 1.0, 1.0)))
         1.0
     """

@@ -31,7 +31,7 @@ def itd_bio(step_sizes: Sizes, *, inner_steps: int = 10, projection: Projection 
     Returns:
         The algorithm, an `Alternating`.
 
-    Example:
+    Examples:
         >>> minimize(fsla.algorithms.itd_bio(constant(0.2, 0.5, 0.0), inner_steps=5))
         1.0
     """
@@ -53,7 +53,7 @@ def truncated_bp(
     Returns:
         The algorithm, an `Alternating`.
 
-    Example:
+    Examples:
         >>> minimize(fsla.algorithms.truncated_bp(constant(0.2, 0.5, 0.0), unroll_length=3))
         1.0
     """
@@ -74,7 +74,7 @@ def forward(step_sizes: Sizes, *, inner_steps: int = 10, projection: Projection 
     Returns:
         The algorithm, an `Alternating`.
 
-    Example:
+    Examples:
         >>> minimize(fsla.algorithms.forward(constant(0.2, 0.5, 0.0), inner_steps=5))
         1.0
     """
@@ -100,7 +100,7 @@ def bio_bred(
     Returns:
         The algorithm, an `Alternating`.
 
-    Example:
+    Examples:
         >>> outer_update = fsla.steps.Proximal(fsla.steps.SoftThreshold(0.01))
         >>> minimize(fsla.algorithms.bio_bred(constant(0.2, 0.5, 0.0), outer_update=outer_update))
         0.99
@@ -121,7 +121,7 @@ def rtho(step_sizes: Scheduled, *, projection: Projection | None = None) -> Alte
     Returns:
         The algorithm, an `Alternating`.
 
-    Example:
+    Examples:
         >>> minimize(fsla.algorithms.rtho(constant(0.2, 0.5, 0.0)))
         1.0
     """

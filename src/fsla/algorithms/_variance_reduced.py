@@ -47,7 +47,7 @@ def sustain(
     Returns:
         The algorithm, a `Simultaneous`.
 
-    Example:
+    Examples:
         >>> minimize(fsla.algorithms.sustain(constant(0.2, 0.5, 0.0, 0.5), num_terms=2))
         0.97
     """
@@ -69,7 +69,7 @@ def mrbo(
     Returns:
         The algorithm, a `Simultaneous`.
 
-    Example:
+    Examples:
         >>> minimize(fsla.algorithms.mrbo(constant(0.2, 0.5, 0.0, 0.5), adjoint_lr=0.5))
         1.0
     """
@@ -109,7 +109,7 @@ def biadam(
     Returns:
         The algorithm, a `Simultaneous`.
 
-    Example:
+    Examples:
         >>> minimize(fsla.algorithms.biadam(constant(0.02, 0.1, 0.0, 0.5), num_terms=2))
         1.0
     """
@@ -140,7 +140,7 @@ def vr_biadam(
     Returns:
         The algorithm, a `Simultaneous`.
 
-    Example:
+    Examples:
         >>> minimize(fsla.algorithms.vr_biadam(constant(0.02, 0.1, 0.0, 0.5), num_terms=2))
         0.99
     """
@@ -228,7 +228,7 @@ def accbo(
     Returns:
         The algorithm, an `AccBo`.
 
-    Example:
+    Examples:
         >>> minimize(fsla.algorithms.accbo(constant(0.02, 0.3, 0.0, 0.5), gamma=0.5, num_terms=2))
         0.98
     """

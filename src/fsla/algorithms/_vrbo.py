@@ -115,7 +115,7 @@ def vrbo(
     Returns:
         The algorithm, a `Vrbo`.
 
-    Example:
+    Examples:
         >>> minimize(fsla.algorithms.vrbo(constant(0.2, 0.3, 0.0), inner_steps=1, hvp_steps=4, adjoint_lr=0.5))
         1.0
     """

@@ -10,8 +10,8 @@ and from step t to step k, without a visit between,
     λ(k) = Π(λ(t) - A(t,k) d(t))      A(t,k) = Σ_{s=t}^{k-1} α_s D(t,s)
 
 where λ moves by the new direction in the place of the old one, with α_s κ_s for α_s. A box Π commutes with this if
-κ ≥ 0 and α ≥ 0: d keeps its sign, so λ moves one way, and stays at a bound once it is there. A ball does not commute:
-where a row goes depends on all others.
+κ ≥ 0 and α ≥ 0: d keeps its sign, so λ moves in one direction, and stays at a bound once it is there. A ball does not
+commute: where a row goes depends on all others.
 """
 
 from __future__ import annotations

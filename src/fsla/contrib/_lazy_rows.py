@@ -1,7 +1,7 @@
 """A weight for each of N samples, at the cost of a batch a step and not of N.
 
 A step runs the algorithm itself, unchanged, on a short λ: the rows of the samples that it reads, brought up to date by
-what `_decay` knows. All that it does to λ and d is row by row, so that it cannot tell the difference, and the rows
+what `_decay` knows. All that it does to λ and d is row by row, so that nothing differs for it, and the rows
 that it does not read wait until they are seen again. The numbers are those of the algorithm on the whole of λ, to
 rounding.
 """
@@ -107,7 +107,7 @@ class LazyRowOptimizer(Generic[S]):
         ValueError: if the algorithm or the outer loss reads λ as a whole, or λ has another number of rows.
         TypeError: if the problem has no `row_index`.
 
-    Example:
+    Examples:
         >>> for _ in range(200):
         ...     state = run.step(draw())
         >>> weights = run.weights()["logit"].sigmoid()

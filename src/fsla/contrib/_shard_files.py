@@ -2,10 +2,10 @@
 
     manifest.fsla     rank-0-of-2/step-400.safetensors     rank-1-of-2/step-400.safetensors
 
-A rank's file has a name of its own for every step and number of ranks. Rank 0 writes the manifest last, when all files
-are there, and then removes files that the manifest does not name. A process that is killed at any moment leaves the run
-that was saved before, whole. The ranks may be on several machines with a common folder: each writes to a folder of its
-own. `fsla._container` is the format of all files.
+The name of a rank's file holds the step and the number of ranks. Rank 0 writes the manifest last, when all files are
+there, and then removes files that the manifest does not name. A process that is killed at any moment leaves the run
+that was saved before, whole. The ranks may be on several machines with a common folder: each writes to its own folder.
+`fsla._container` is the format of all files.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class LoadedShards(NamedTuple):
         state: state for `LazyRowOptimizer.load_state_dict`.
         extra: `extra_state` of `save_shards`; None after `reshard`.
 
-    Example:
+    Examples:
         >>> fsla.contrib.save_shards("run", run, extra_state={"epoch": 3})
         >>> fsla.contrib.load_shards("run", run.index_range).extra
         {'epoch': 3}
@@ -80,7 +80,7 @@ def save_shards(
     Raises:
         CheckpointError: if a file cannot be written.
 
-    Example:
+    Examples:
         >>> import os
         >>> fsla.contrib.save_shards("run", run)
         >>> sorted(os.listdir("run"))
@@ -112,7 +112,7 @@ def load_shards(folder: str | Path, index_range: IndexRange, device: torch.devic
     Raises:
         CheckpointError: if the run has other samples or another number of ranks, or a file is damaged.
 
-    Example:
+    Examples:
         >>> fsla.contrib.save_shards("run", run)
         >>> run.load_state_dict(fsla.contrib.load_shards("run", run.index_range).state)
         >>> run.step_count
@@ -148,7 +148,7 @@ def reshard(folder: str | Path, world_size: int) -> None:
         ValueError: if there are fewer samples than ranks.
         CheckpointError: if the folder holds no run.
 
-    Example:
+    Examples:
         >>> import os
         >>> fsla.contrib.save_shards("run", run)
         >>> fsla.contrib.reshard("run", 2)

@@ -67,7 +67,7 @@ class DataFit:
     """Rows x classes (numbers in regression): the ensemble's prediction for every row of the data, by models that were
     not trained on that row's labels."""
     posterior: Array
-    """The same, with the row's votes and the accuracy of their groups taken into account: whom to believe on a label."""
+    """The same, with the row's votes and the accuracy of their groups taken into account."""
     vote_weight: Array
     """How much each vote counts in training, as long as `data.votes`."""
     groups: GroupFit | None

@@ -1,4 +1,4 @@
-"""The processes of one run, seen from one of them: what they tell each other, and what they must agree on.
+"""The processes of one run, seen from one of them: what they send each other, and what they must agree on.
 
 Messages are tensors, or plain values as JSON; nothing is pickled. For rank 0 of 1 every call here is the identity.
 """
@@ -24,7 +24,7 @@ _MEETINGS = count(1)
 class DistributedError(RuntimeError):
     """Error of ranks that cannot find each other, do not agree, or wait for one that makes no progress.
 
-    Example:
+    Examples:
         >>> try:
         ...     group.abort("Ranks differ in their data.")
         ... except fsla.distributed.DistributedError as error:
@@ -48,7 +48,7 @@ class ProcessGroup:
         bytes: their bytes.
         store: the store where the ranks meet; None if it is unknown.
 
-    Example:
+    Examples:
         >>> group.all_reduce_sum(torch.ones(2))
         tensor([1., 1.])
         >>> group.gather({"loss": 0.5})
@@ -217,7 +217,7 @@ def parts(count: int, world_size: int) -> list[slice]:
     Returns:
         One slice for each rank, in the order of ranks.
 
-    Example:
+    Examples:
         >>> fsla.distributed.parts(5, 2)
         [slice(0, 2, None), slice(2, 5, None)]
     """

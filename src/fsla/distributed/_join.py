@@ -1,4 +1,4 @@
-"""Which ranks this process is one of: torchrun says so in the environment."""
+"""Which ranks this process is one of: torchrun sets it in the environment."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _by_itself: ContextVar[bool] = ContextVar("by_itself", default=False)
 def single_process() -> Iterator[None]:
     """Let a rank work alone: inside, `get_group` returns this process only.
 
-    Example:
+    Examples:
         >>> with fsla.distributed.single_process():
         ...     fsla.distributed.get_group().world_size
         1
@@ -54,7 +54,7 @@ def get_group() -> ProcessGroup:
     Raises:
         DistributedError: if the ranks cannot meet, or run different code.
 
-    Example:
+    Examples:
         >>> fsla.distributed.get_group().is_first
         True
     """
@@ -78,7 +78,7 @@ def get_device() -> torch.device:
     Raises:
         DistributedError: if the machine has fewer GPUs than processes.
 
-    Example:
+    Examples:
         >>> device = fsla.distributed.get_device()
         >>> device.type in ("cpu", "cuda")
         True
@@ -102,7 +102,7 @@ def raise_on_first(error: Exception) -> NoReturn:
     Args:
         error: the error.
 
-    Example:
+    Examples:
         >>> try:
         ...     fsla.distributed.raise_on_first(ValueError("bad batch"))
         ... except ValueError as error:
@@ -120,7 +120,7 @@ def should_report(text: str) -> bool:
     Args:
         text: text of the error.
 
-    Example:
+    Examples:
         >>> fsla.distributed.should_report("bad batch")
         True
     """

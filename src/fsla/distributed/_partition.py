@@ -21,7 +21,7 @@ class BatchShard(NamedTuple):
         batch: the samples of this process.
         total: number of samples of all processes.
 
-    Example:
+    Examples:
         >>> shard = fsla.distributed.BatchShard(torch.arange(3), total=6)
         >>> len(shard.batch) / shard.total
         0.5

@@ -58,7 +58,7 @@ class Reducer:
         partial: whether a pass sees samples of this process alone. A loss then need not reach all that the batch
             reaches.
 
-    Example:
+    Examples:
         >>> fsla.distributed.Reducer().local_part(torch.arange(4), seed=None).data
         tensor([0, 1, 2, 3])
     """
@@ -111,7 +111,7 @@ class Reducer:
         """Return what a backward pass runs in: a model's own hooks reduce where ω's derivative is complete."""
         return nullcontext()
 
-    def bare(self, model: Any) -> Any:
+    def unwrap(self, model: Any) -> Any:
         """Return the model without a wrapper whose hooks know of one derivative alone."""
         return model
 
@@ -135,7 +135,7 @@ class DataParallelReducer(Reducer):
             different samples, the same number on each.
         group: the processes; by default all that torchrun started, or this one alone.
 
-    Example:
+    Examples:
         >>> reducer = fsla.distributed.DataParallelReducer(torch.nn.Linear(2, 1))
         >>> reducer.reduces
         False
@@ -144,12 +144,14 @@ class DataParallelReducer(Reducer):
     def __init__(
         self, model: nn.Module | None = None, *, split_batches: bool = True, group: dist.ProcessGroup | None = None
     ) -> None:
-        self.ranks = get_group()
+        self.process_group = get_group()
         self.model = model
         self.split_batches = split_batches
         self.sharded = model is not None and any(is_sharded(p) for p in model.parameters())
         """Whether ω is in shards, as fully_shard has it."""
-        single = not (dist.is_available() and dist.is_initialized()) or (group is None and self.ranks is SINGLE_PROCESS)
+        single = not (dist.is_available() and dist.is_initialized()) or (
+            group is None and self.process_group is SINGLE_PROCESS
+        )
         self._group = None if single else (dist.group.WORLD if group is None else group).group_name  # type: ignore[union-attr]
         self._wrapped = isinstance(model, DistributedDataParallel)
         self._rank = 0 if single else dist.get_rank(group)
@@ -194,7 +196,7 @@ class DataParallelReducer(Reducer):
     def check_batches(self, batches: Mapping[str, Any]) -> None:
         """Raise unless whole batches are the same on all ranks: others are of other data."""
         if self.split_batches and self._splits:
-            self.ranks.check_equal({name: digest(batch) for name, batch in batches.items()}, "batches")
+            self.process_group.check_equal({name: digest(batch) for name, batch in batches.items()}, "batches")
 
     def mean(
         self,
@@ -271,7 +273,7 @@ class DataParallelReducer(Reducer):
         sums = list(sent)
         for places in kinds.values():
             flat = torch.cat([sent[i].detach().reshape(-1) for i in places])
-            self.ranks.count(flat)
+            self.process_group.count(flat)
             flat = all_reduce_sum(flat, self._group)
             for i, part in zip(places, torch.split(flat, [sent[i].numel() for i in places]), strict=True):
                 sums[i] = part.view(sent[i].shape)
@@ -280,7 +282,7 @@ class DataParallelReducer(Reducer):
     def _check_sizes(self, sizes: Tensor) -> None:
         counts = [int(size) for size in sizes.tolist()]
         if len(set(counts)) > 1:
-            self.ranks.abort(
+            self.process_group.abort(
                 "With split_batches=False all ranks must bring as many samples. "
                 f"Got {', '.join(map(str, counts))} by rank. Give the loaders drop_last=True, or the same whole batch "
                 "to every rank with split_batches=True."
@@ -299,8 +301,8 @@ class DataParallelReducer(Reducer):
             failed = error
         finally:
             self._by_itself = False
-        self.ranks.raise_if_any_failed(failed)
-        return self.ranks.all_reduce_max([result])[0]
+        self.process_group.raise_if_any_failed(failed)
+        return self.process_group.all_reduce_max([result])[0]
 
     def backward_context(self, model: Any, *, omega: bool, last: bool) -> AbstractContextManager[None]:
         if self._wrapped and not (self.reduces and omega and last):
@@ -308,7 +310,7 @@ class DataParallelReducer(Reducer):
             return no_sync
         return nullcontext()
 
-    def bare(self, model: Any) -> Any:
+    def unwrap(self, model: Any) -> Any:
         return model.module if self._wrapped else model
 
     def buffers_moved(self, part: Part, buffers: Sequence[Tensor], before: Sequence[Tensor]) -> None:

@@ -30,7 +30,7 @@ class IndexRange:
         rank: the rank that owns them.
         world_size: number of ranks.
 
-    Example:
+    Examples:
         >>> index_range = fsla.distributed.IndexRange(10, rank=1, world_size=3)
         >>> index_range.start, index_range.stop, len(index_range)
         (3, 6, 3)
@@ -91,7 +91,7 @@ class ShardedSampler:
     Raises:
         ValueError: if the rank owns no sample.
 
-    Example:
+    Examples:
         >>> index_range = fsla.distributed.IndexRange(10, rank=1, world_size=2)
         >>> sampler = fsla.distributed.ShardedSampler(index_range, batch_size=4, seed=0)
         >>> batch = sampler()

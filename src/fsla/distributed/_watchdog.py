@@ -1,4 +1,4 @@
-"""A rank that does not come: every rank tells the others how far it is, and one that all wait for is named.
+"""A rank that does not come: every rank publishes how far it is, and the watchdog names the one that all wait for.
 
 A thread of each process writes, now and then, how many messages it has begun, into the store at which the ranks met,
 and reads what the others wrote. Where nobody has begun one for a while, the others wait for those that began the

@@ -39,7 +39,7 @@ from fsla.steps._updates import GradientDescent, Updates, Variable
 class ConvergenceWarning(UserWarning):
     """Warning that an iteration did not converge, so that its result means nothing.
 
-    Example:
+    Examples:
         >>> import warnings
         >>> with warnings.catch_warnings(record=True, action="always") as caught:
         ...     result = fsla.hypergradient(problem, at, None, None, "neumann", step_size=1.0)
@@ -60,7 +60,7 @@ class HypergradientResult:
         converged: whether the residual is within the tolerance; None if the method solves no system.
         message: what went wrong; empty if nothing did.
 
-    Example:
+    Examples:
         >>> result = fsla.hypergradient(problem, at, None, None, "cg")
         >>> result.converged, result.message
         (True, '')
@@ -139,7 +139,7 @@ def hypergradient(
     Raises:
         ValueError: if an argument is out of range, or the losses are not finite at the point.
 
-    Example:
+    Examples:
         >>> fsla.hypergradient(problem, at, None, None, "exact").value
         {'x': tensor([-2., -2.])}
         >>> fsla.hypergradient(problem, at, None, None, "single_loop", num_steps=100).value["x"].round(decimals=3)
@@ -281,7 +281,7 @@ class HypergradientCheck:
         distance_to_inner_minimum: ‖ω - ω_λ‖, which bounds what an estimator at ω can reach.
         fd_step_check: how much products depend on their step, if they are taken by differences.
 
-    Example:
+    Examples:
         >>> check = fsla.check_hypergradient(problem, at, None, None, num_steps=20)
         >>> check.exact_vs_finite_difference < 1e-2
         True
@@ -356,7 +356,7 @@ def check_hypergradient(
     Returns:
         The table.
 
-    Example:
+    Examples:
         >>> check = fsla.check_hypergradient(problem, at, None, None, num_steps=20)
         >>> implicit = check.rows[0]
         >>> implicit.method, round(implicit.error, 2), round(implicit.error_at_minimum, 2)

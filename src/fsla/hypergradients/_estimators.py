@@ -45,7 +45,7 @@ class HypergradientEstimator(ABC):
         carries_sensitivity: whether its memory is dω/dλ, in the place of v.
         row_wise: whether a row of λ enters only through the samples that read it.
 
-    Example:
+    Examples:
         >>> class DirectGradient(fsla.hypergradients.HypergradientEstimator):
         ...     def gradient(self, step, position):
         ...         return step.outer_at(position.at, step.batches.outer_grad_lam[0]).grad_lam
@@ -109,7 +109,7 @@ class Tracked(_CarriedAdjoint):
     Args:
         moves: moves of v in a step.
 
-    Example:
+    Examples:
         >>> estimate(fsla.hypergradients.Tracked(moves=2))
         tensor([-2., -2.])
     """
@@ -141,7 +141,7 @@ class WarmStartCG(_CarriedAdjoint):
     Args:
         hvp_steps: products in a step, one of them for the residual of the last v.
 
-    Example:
+    Examples:
         >>> estimate(fsla.hypergradients.WarmStartCG(hvp_steps=3))
         tensor([-2., -2.])
     """
@@ -166,7 +166,7 @@ class Solved(HypergradientEstimator):
         solve: a linear solver such as `ConjugateGradient`, or any function of the product v ↦ H v and of ∂_ω F. If a
             step has several batches for products, each product reads the next one.
 
-    Example:
+    Examples:
         >>> from fsla.hypergradients import ConjugateGradient, Solved
         >>> estimate(Solved(ConjugateGradient(hvp_steps=2)))
         tensor([-2., -2.])
@@ -202,7 +202,7 @@ class OneStep(HypergradientEstimator):
 
     DARTS and methods that align gradients do this. Its scale is off unless β is 1 over the curvature.
 
-    Example:
+    Examples:
         >>> estimate(fsla.hypergradients.OneStep())
         tensor([-0.4000, -1.6000])
     """
@@ -224,7 +224,7 @@ class ReverseUnroll(HypergradientEstimator):
     Args:
         unroll_length: how many of the last moves are differentiated; None for all.
 
-    Example:
+    Examples:
         >>> estimate(fsla.hypergradients.ReverseUnroll(), inner_steps=4)
         tensor([-1.1800, -2.0000])
     """
@@ -254,7 +254,7 @@ class ForwardUnroll(HypergradientEstimator):
 
     Each move takes p products, so it suits few coordinates of λ.
 
-    Example:
+    Examples:
         >>> estimate(fsla.hypergradients.ForwardUnroll(), inner_steps=4)
         tensor([-1.1800, -2.0000])
     """
@@ -290,7 +290,7 @@ class ForwardSensitivity(HypergradientEstimator):
 
     β is the inner step. FSLA keeps one vector in the place of this matrix.
 
-    Example:
+    Examples:
         >>> estimate(fsla.hypergradients.ForwardSensitivity())
         tensor([-2., -2.])
     """
@@ -322,7 +322,7 @@ def _rows(stacked: Tree) -> list[Tree]:
 class Exact(HypergradientEstimator):
     """Estimator of ∇f(λ) itself: ω_λ by Newton's method from the present ω, v by a direct solve.
 
-    Example:
+    Examples:
         >>> estimate(fsla.hypergradients.Exact())
         tensor([-2., -2.])
     """

@@ -5,7 +5,7 @@
     ConjugateGradient   K steps from zero: K products; exact for K ≥ n
     Identity            v = β b, no product (T1-T2, DARTS)
 
-Each is called with the product and b. `products` is how many products may each have a batch of its own. `Neumann`
+Each is called with the product and b. `products` is how many products may each have their own batch. `Neumann`
 equals K gradient steps of size β from zero on ½ vᵀHv - bᵀv. Where each product is of another batch's H, the first one
 is in most terms of the series, the last in one.
 """
@@ -34,7 +34,7 @@ class Neumann:
         num_terms: K; the solver takes K - 1 products.
         adjoint_lr: β, the step of the series; it converges where 0 < β < 2/L.
 
-    Example:
+    Examples:
         >>> solve = fsla.hypergradients.Neumann(num_terms=20, adjoint_lr=0.4)
         >>> solve(lambda v: {"w": h * v["w"]}, {"w": torch.ones(2)})
         {'w': tensor([1.0000, 0.2500])}
@@ -70,7 +70,7 @@ class RandomNeumann:
         num_terms: K.
         adjoint_lr: β, the step of the series.
 
-    Example:
+    Examples:
         >>> solve = fsla.hypergradients.RandomNeumann(num_terms=5, adjoint_lr=0.4)
         >>> solve.drawn(seed=0).length
         4
@@ -126,7 +126,7 @@ class ConjugateGradient:
         stop_early: whether to stop after convergence, which saves products but makes the host wait for the device.
         tol: relative residual at which it has converged; by default the rounding unit.
 
-    Example:
+    Examples:
         >>> solve = fsla.hypergradients.ConjugateGradient(hvp_steps=2)
         >>> solve(lambda v: {"w": h * v["w"]}, {"w": torch.ones(2)})
         {'w': tensor([1.0000, 0.2500])}
@@ -151,7 +151,7 @@ class Identity:
     Args:
         adjoint_lr: the multiple.
 
-    Example:
+    Examples:
         >>> solve = fsla.hypergradients.Identity(adjoint_lr=0.5)
         >>> solve(lambda v: {"w": h * v["w"]}, {"w": torch.ones(2)})
         {'w': tensor([0.5000, 0.5000])}
@@ -241,7 +241,7 @@ def largest_eigenvalue(matvec: Matvec, like: Tree, *, steps: int = 30, seed: int
     Returns:
         The bound.
 
-    Example:
+    Examples:
         >>> round(fsla.hypergradients.largest_eigenvalue(lambda v: {"w": h * v["w"]}, at.omega), 4)
         4.0
     """

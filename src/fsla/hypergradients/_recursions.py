@@ -12,9 +12,9 @@ forward mode unless the Hessians commute. The sums obey recursions, which is wha
 
     matrix_recursion   A_{k+1} = A_k P_k + β_k J_k      Σ β_k s_k = A_K p_K    p products a step, any p_K afterwards
     v (`Tracked`)      v_{k+1} = P_k v_k + β_k p_k      Σ β_k s_k = J_K v_K    one product a step: FSLA's memory
-    adjoint_recursion  the backward sum from the right, from p_K: one joint product a step, K states kept
+    adjoint_recursion  the backward sum from the right, from p_K: one joint product a step, K states in memory
 
-"Backward" and "forward" say where p stands, not a mode of automatic differentiation: the matrix recursion is
+"Backward" and "forward" name the place of p, not a mode of automatic differentiation: the matrix recursion is
 forward-mode differentiation of the inner steps (A = -dω/dλ), the adjoint recursion reverse-mode.
 """
 

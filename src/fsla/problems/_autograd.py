@@ -31,7 +31,7 @@ from fsla._tree import Leaves, Tree, aligned, norm, zeros_like
 from fsla.distributed._reducer import Derivatives, GraphLeaves, Part, Reducer
 from fsla.problems import _passes as passes
 from fsla.problems._batches import Batch
-from fsla.problems._passes import Gradients, Loss, filled
+from fsla.problems._passes import Gradients, Loss, zeros_for_none
 from fsla.problems._views import DifferenceView, FiniteDifferenceCheck, Oracles, Point, Unmoved, View, compare_steps
 
 Level = Literal["inner", "outer"]
@@ -45,7 +45,7 @@ LOSS_NAMES: Mapping[Level, str] = {"inner": "inner loss G", "outer": "outer loss
 class FiniteDifferenceWarning(UserWarning):
     """Warning that a network has no second derivative, so that products are taken by differences.
 
-    Example:
+    Examples:
         >>> import warnings
         >>> warnings.simplefilter("ignore", fsla.FiniteDifferenceWarning)  # or: hvp_method="finite_difference"
     """
@@ -86,7 +86,7 @@ class LossProblem(Oracles):
     Raises:
         ValueError: if an option is unknown.
 
-    Example:
+    Examples:
         >>> issubclass(fsla.Problem, fsla.problems.LossProblem)
         True
     """
@@ -114,7 +114,7 @@ class LossProblem(Oracles):
         """Whether F was seen not to read λ, by the batch."""
 
     def inner_at(self, at: Point, batch: Batch, *, update_buffers: bool = False) -> View:
-        mode = self.settle(at, batch)
+        mode = self.select_mode(at, batch)
         if mode == "finite_difference":
             return DifferenceView(self._first_order("inner", batch), at, update_buffers=update_buffers)
         return self._exact(at, batch, mode, update_buffers=update_buffers)
@@ -125,7 +125,7 @@ class LossProblem(Oracles):
         return LossView(self, "outer", at, batch)
 
     def check_step(self, at: Point, batch: Batch, v: Tree) -> FiniteDifferenceCheck | None:
-        if self.settle(at, batch) != "finite_difference":
+        if self.select_mode(at, batch) != "finite_difference":
             return None
         return compare_steps(self._first_order("inner", batch), at, v, None)
 
@@ -139,7 +139,7 @@ class LossProblem(Oracles):
 
     @abstractmethod
     def forward(
-        self, level: Level, leaves: GraphLeaves, part: Part, batch: Batch, *, update_buffers: bool, bare: bool
+        self, level: Level, leaves: GraphLeaves, part: Part, batch: Batch, *, update_buffers: bool, unwrapped: bool
     ) -> AbstractContextManager[Tensor]:
         """Return the value of a loss with its graph; what differentiates it runs inside.
 
@@ -149,7 +149,7 @@ class LossProblem(Oracles):
             part: what this process passes.
             batch: the batch that it is part of.
             update_buffers: whether the pass moves a module's buffers.
-            bare: whether the pass avoids hooks that know of one derivative alone.
+            unwrapped: whether the pass avoids hooks that know of one derivative alone.
         """
 
     @abstractmethod
@@ -162,7 +162,7 @@ class LossProblem(Oracles):
 
     def by_lam(self, level: Level, derivatives: Derivatives, data: Sequence[Any], at: Point) -> Leaves:
         """Return derivatives by the leaves as one by λ."""
-        return filled(list(derivatives.values()), at.lam)
+        return zeros_for_none(list(derivatives.values()), at.lam)
 
     def no_lam(self, at: Point) -> Leaves:
         """Return ∂_λ F where F does not read λ."""
@@ -174,7 +174,7 @@ class LossProblem(Oracles):
 
     # ------------------------------------------------------------------------------------- the choice of a product mode
 
-    def settle(self, at: Point, batch: Batch) -> ProductMode:
+    def select_mode(self, at: Point, batch: Batch) -> ProductMode:
         """Decide how products are computed, once: by `hvp_method`, or by taking one."""
         if self._mode is None:
             exact = self._candidates(passes.device_of(at.omega))
@@ -371,7 +371,7 @@ class LossView(View):
         wants_lam = lam or check or self._keep
         with self._problem.leaves(self._level, self._at, self._passed, omega=True, lam=wants_lam) as leaves:
             for part in self._parts:
-                with self._forward(leaves, part, bare=True) as loss:
+                with self._forward(leaves, part, unwrapped=True) as loss:
                     value = self._scaled(loss, part)
                     grads = passes.with_graph(value, leaves.omega)
                     if check:
@@ -401,13 +401,13 @@ class LossView(View):
         return by_omega, dict(zip(self._at.lam, second[count:], strict=True)) if lam else {}
 
     def _second(self, by_omega: Derivatives, by_lam: Derivatives, *, omega: bool, lam: bool) -> tuple[Tree, Leaves]:
-        hv = filled(list(by_omega.values()), self._at.omega) if omega else {}
+        hv = zeros_for_none(list(by_omega.values()), self._at.omega) if omega else {}
         return hv, self._by_lam(by_lam) if lam else {}
 
     def _by_lam(self, derivatives: Derivatives) -> Leaves:
         """Second derivatives by λ, of which at least one must exist for the inner loss."""
         if self._level == "inner" and not self._problem.reducer.partial:
-            passes.check_reached(derivatives.values())
+            passes.check_any_gradient(derivatives.values())
         return self._problem.by_lam(self._level, derivatives, self._data, self._at)
 
     def mixed_hvp_transpose(self, u: Tree) -> Tree:
@@ -415,14 +415,14 @@ class LossView(View):
         data = self._passed
         with self._problem.leaves(self._level, self._at, data, omega=True, lam=True) as leaves:
             for part in self._parts:
-                with self._forward(leaves, part, bare=True) as loss:
+                with self._forward(leaves, part, unwrapped=True) as loss:
                     by_lam = passes.with_graph(self._scaled(loss, part), leaves.lam)
                     if not self._problem.reducer.partial:
-                        passes.check_reached(by_lam)
+                        passes.check_any_gradient(by_lam)
                     pulled = passes.vjp(by_lam, self._of_leaves(u, leaves, data), list(leaves.omega.values()))
                     total = _plus(total, pulled)
         _, (product,), _ = self._mean([], [dict(zip(leaves.omega, total, strict=True))], {}, leaves)
-        return filled(list(product.values()), self._at.omega)
+        return zeros_for_none(list(product.values()), self._at.omega)
 
     def _of_leaves(self, u: Tree, leaves: GraphLeaves, data: Sequence[Any]) -> list[Tensor]:
         """A tree of the form of λ, for the leaves."""
@@ -450,7 +450,7 @@ class LossView(View):
         if values:
             (self._value,) = values
         self._omega = self._by_omega(first)
-        return filled(list(second.values()), self._at.omega)
+        return zeros_for_none(list(second.values()), self._at.omega)
 
     # ---------------------------------------------------------------------------------------------------------- passes
 
@@ -487,11 +487,11 @@ class LossView(View):
         """The data that this process passes, in micro-batches."""
         return [part.data for part in self._parts]
 
-    def _forward(self, leaves: GraphLeaves, part: Part, *, bare: bool = False) -> AbstractContextManager[Tensor]:
+    def _forward(self, leaves: GraphLeaves, part: Part, *, unwrapped: bool = False) -> AbstractContextManager[Tensor]:
         """The loss on this process's part of a micro-batch."""
         self._unmoved.check()
         return self._problem.forward(
-            self._level, leaves, part, self._batch, update_buffers=self._update_buffers, bare=bare
+            self._level, leaves, part, self._batch, update_buffers=self._update_buffers, unwrapped=unwrapped
         )
 
     def _scaled(self, loss: Tensor, part: Part) -> Tensor:
@@ -503,7 +503,7 @@ class LossView(View):
         """Derivatives by ω, of which at least one must exist."""
         if not self._problem.reducer.partial:
             passes.check_depends(derivatives.values(), LOSS_NAMES[self._level])
-        return filled(list(derivatives.values()), self._at.omega)
+        return zeros_for_none(list(derivatives.values()), self._at.omega)
 
 
 def forward_gradients(value: Tensor, omega: Tree) -> tuple[Derivatives, Derivatives]:
@@ -551,7 +551,7 @@ class Problem(LossProblem):
         TypeError: if a loss is not callable.
         ValueError: if an option is unknown.
 
-    Example:
+    Examples:
         >>> problem = fsla.Problem(inner_loss, outer_loss, outer_uses_lam=False)
         >>> problem.inner_at(at, batch).grad_omega
         {'w': tensor([1., 4.])}
@@ -589,7 +589,7 @@ class Problem(LossProblem):
         return nullcontext(leaves)
 
     def forward(
-        self, level: Level, leaves: GraphLeaves, part: Part, batch: Batch, *, update_buffers: bool, bare: bool
+        self, level: Level, leaves: GraphLeaves, part: Part, batch: Batch, *, update_buffers: bool, unwrapped: bool
     ) -> AbstractContextManager[Tensor]:
         if part.weight == 0:  # No sample of the batch is this process's.
             return nullcontext(torch.zeros((), device=passes.device_of(leaves.omega)))

@@ -26,7 +26,7 @@ class MicroBatches(tuple[Any, ...]):
     Raises:
         ValueError: if there are none.
 
-    Example:
+    Examples:
         >>> batch = fsla.MicroBatches(torch.arange(4).split(2))
         >>> len(batch)
         2
@@ -49,7 +49,7 @@ class Batch:
         seed: seed of the random layers, in every pass over the batch.
         number: which of several fixed batches it is, for methods that remember each one (SAGA).
 
-    Example:
+    Examples:
         >>> fsla.Batch(None, seed=0) == fsla.Batch(None, seed=0)
         False
     """
@@ -89,7 +89,7 @@ class StepBatches(NamedTuple):
         seed: seed of what an algorithm itself draws, such as the length of a random Neumann series.
         mode: how `draw` drew the batches.
 
-    Example:
+    Examples:
         >>> batches = fsla.StepBatches.shared("train", "trusted", seed=0)
         >>> batches.hvp[0] is batches.inner_grad[0]
         True
@@ -191,7 +191,14 @@ def _function(source: Source, name: str) -> Callable[[], object]:
 class BatchSpec(NamedTuple):
     """How many batches of each kind a step of an algorithm reads; 0 if it reads none.
 
-    Example:
+    Args:
+        inner_grad: batches for ∂_ω G.
+        outer_grad_omega: batches for ∂_ω F.
+        hvp: batches for H v.
+        outer_grad_lam: batches for ∂_λ F.
+        mixed_hvp: batches for J v.
+
+    Examples:
         >>> fsla.algorithms.soba().batches
         BatchSpec(inner_grad=1, outer_grad_omega=1, hvp=0, outer_grad_lam=0, mixed_hvp=0)
     """

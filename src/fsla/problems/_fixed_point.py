@@ -42,7 +42,7 @@ class FixedPointProblem(Oracles):
     Raises:
         TypeError: if `fixed_point_map` is not callable.
 
-    Example:
+    Examples:
         >>> equilibrium = fsla.FixedPointProblem(lambda lam, omega, batch: {"w": omega["w"] / 2 + lam["x"]}, outer_loss)
         >>> equilibrium.inner_at(at, batch).grad_omega  # ω - Φ(λ, ω)
         {'w': tensor([0.5000, 0.5000])}
@@ -109,11 +109,11 @@ class _MapView(View):
         wrt = [*(graph.omega.values() if omega else ()), *(graph.lam.values() if lam else ())]
         pulled: list[Tensor | None] = list(passes.vjp(list(graph.image.values()), aligned(v, graph.image), wrt))
         count = len(graph.omega) if omega else 0
-        hv = sub(v, passes.filled(pulled[:count], graph.omega)) if omega else {}
+        hv = sub(v, passes.zeros_for_none(pulled[:count], graph.omega)) if omega else {}
         if not lam:
             return hv, {}
-        passes.check_reached(pulled[count:])
-        return hv, scale(-1.0, passes.filled(pulled[count:], graph.lam))
+        passes.check_any_gradient(pulled[count:])
+        return hv, scale(-1.0, passes.zeros_for_none(pulled[count:], graph.lam))
 
     def mixed_hvp_transpose(self, u: Tree) -> Tree:
         self._has_no("Jᵀ u", "the forward recursion and RTHO")

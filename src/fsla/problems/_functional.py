@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from fsla._checks import pick
 from fsla._torch import check_recomputation, module_parameters, module_parts, recomputing_with, versions
 from fsla._tree import Tree
-from fsla.problems._passes import seeded
+from fsla.problems._passes import draws_from_seed
 
 BatchNorm = Literal["batch", "frozen"]
 DROPOUT = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
@@ -48,7 +48,7 @@ def make_functional(model: nn.Module, *, batch_norm: BatchNorm | None = None) ->
         TypeError: if `model` is no `torch.nn.Module`.
         ValueError: if it has no trainable parameter.
 
-    Example:
+    Examples:
         >>> omega, net = fsla.make_functional(torch.nn.Linear(2, 1))
         >>> sorted(omega)
         ['bias', 'weight']
@@ -86,7 +86,7 @@ class Network:
         self._refuse_draws()
         self._check(omega)
         with self._policy(), self._swapped(omega):
-            key = (self._model.training, seeded.get())
+            key = (self._model.training, draws_from_seed.get())
             if key in self._tried:
                 return self._model(*inputs, **named)
             self._tried.add(key)
@@ -146,7 +146,7 @@ class Network:
         random = _random_state()
         out = self._model(*inputs, **named)
         drew = not all(torch.equal(a, b) for a, b in zip(random, _random_state(), strict=True))
-        if drew and not seeded.get():
+        if drew and not draws_from_seed.get():
             raise ValueError(f"{_PURE}, but it draws random numbers on each pass. {_SEED}")
         written = [name for name, a, b in zip(buffers, before, versions(buffers.values()), strict=True) if a != b]
         if written:
@@ -179,7 +179,7 @@ class Network:
                 )
 
     def _refuse_draws(self) -> None:
-        if seeded.get():
+        if draws_from_seed.get():
             return
         for name, m in self._dropping:
             if m.training and m.p > 0:

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from fsla._torch import foreach_add_, foreach_mul, module_buffers
-from fsla._tree import Shifted, Tree, copy_, is_sharded, own
+from fsla._tree import Shifted, Tree, copy_, is_sharded, local_part
 from fsla.distributed import raise_on_first
 from fsla.distributed._reducer import ClosureReducer, GraphLeaves, Part, Reducer
 from fsla.problems import _passes as passes
@@ -62,7 +62,7 @@ class ModuleProblem(LossProblem):
     Raises:
         TypeError: if `model` is no module, or a loss is not callable.
 
-    Example:
+    Examples:
         >>> model, scale = torch.nn.Linear(2, 1), torch.nn.Parameter(torch.ones(()))
         >>> problem = fsla.problems.ModuleProblem(
         ...     model,
@@ -109,6 +109,8 @@ class ModuleProblem(LossProblem):
         self._random: WeakKeyDictionary[Batch, list[list[Tensor]]] = WeakKeyDictionary()
         """The random states in which the micro-batches of batches without a seed were first seen."""
         self._sets_random = True
+        self._undo: list[Callable[[], None]] | None = None
+        """What puts back what the passes of a step have moved, the first move first; None outside of a step."""
 
     def point(self) -> Point:
         """Return the point of the parameters. Its tensors are theirs, and move with them."""
@@ -117,7 +119,7 @@ class ModuleProblem(LossProblem):
     @contextmanager
     def leaves(self, level: Level, at: Point, data: Sequence[Any], *, omega: bool, lam: bool) -> Iterator[GraphLeaves]:
         every = [*self.omega.values(), *self.lam.values()]
-        frozen = [p for wanted, x in ((omega, self.omega), (lam, self.lam)) if not wanted for p in x.values()]
+        frozen = [p for wants, x in ((omega, self.omega), (lam, self.lam)) if not wants for p in x.values()]
         before = [p.grad for p in every]
         with parameters_at(self.omega, at.omega), parameters_at(self.lam, at.lam), _without_gradient(frozen):
             for p in every:
@@ -130,10 +132,10 @@ class ModuleProblem(LossProblem):
 
     @contextmanager
     def forward(
-        self, level: Level, leaves: GraphLeaves, part: Part, batch: Batch, *, update_buffers: bool, bare: bool
+        self, level: Level, leaves: GraphLeaves, part: Part, batch: Batch, *, update_buffers: bool, unwrapped: bool
     ) -> Iterator[Tensor]:
         reducer = self.reducer
-        model = reducer.bare(self.model) if bare else self.model
+        model = reducer.unwrap(self.model) if unwrapped else self.model
         buffers = self.buffers()
         before = [b.detach().clone() for b in buffers]
         device = passes.device_of(self.omega)
@@ -151,7 +153,25 @@ class ModuleProblem(LossProblem):
             if not moved:
                 copy_([b.data for b in buffers], before)
         if moved:
+            self._on_failure(lambda: copy_([b.data for b in buffers], before))
             reducer.buffers_moved(part, buffers, before)
+
+    @contextmanager
+    def undone_on_failure(self) -> Iterator[None]:
+        """Put buffers and random states back if a pass of the block fails, also those that earlier passes moved."""
+        self._undo = []
+        try:
+            yield
+        except BaseException:
+            for undo in reversed(self._undo):
+                undo()
+            raise
+        finally:
+            self._undo = None
+
+    def _on_failure(self, undo: Callable[[], None]) -> None:
+        if self._undo is not None:
+            self._undo.append(undo)
 
     @contextmanager
     def leaving_random(self) -> Iterator[None]:
@@ -180,7 +200,9 @@ class ModuleProblem(LossProblem):
         finally:
             if done and len(begins) == number + 1:
                 begins.append(random_states(device))
-            if not (advance and done):
+            if advance and done:
+                self._on_failure(lambda: set_random_states(device, now))
+            else:
                 set_random_states(device, now)
 
     def _casting(self, device: torch.device) -> AbstractContextManager[object]:
@@ -238,7 +260,7 @@ class ModuleProblem(LossProblem):
 class ClosureProblem(ModuleProblem):
     """The problem of a loop that belongs to somebody else: a batch's data is a closure.
 
-    A closure goes forward and backward in whatever way the loop does it (micro-batches, autocast, no_sync), and returns
+    A closure goes forward and backward as its loop does (micro-batches, autocast, no_sync), and returns
     the loss. Products are differences of gradients.
 
     Args:
@@ -327,12 +349,12 @@ def detached(parameters: Mapping[str, nn.Parameter]) -> Tree:
 
 
 def _same_storage(p: Tensor, t: Tensor) -> bool:
-    return own(p).data_ptr() == own(t).data_ptr() and p.numel() > 0
+    return local_part(p).data_ptr() == local_part(t).data_ptr() and p.numel() > 0
 
 
 @contextmanager
 def _without_gradient(parameters: Sequence[nn.Parameter]) -> Iterator[None]:
-    """Saves a pass the work for parameters whose gradient is not wanted; hooks of sharded ones want it always."""
+    """Saves a pass the work for parameters whose gradient nobody asks for; hooks of sharded ones want it always."""
     frozen = [p for p in parameters if not is_sharded(p)]
     for p in frozen:
         p.requires_grad_(False)
@@ -359,7 +381,7 @@ def set_random_states(device: torch.device, states: list[Tensor]) -> None:
 
 
 def choose_hvp_method(model: nn.Module, hvp_method: HvpMethod) -> HvpMethod:
-    """Return how the products of a model are computed, as far as its form says."""
+    """Return how the products of a model are computed, as far as its form decides."""
     if any(is_sharded(p) for p in model.parameters()):
         if hvp_method not in ("auto", "finite_difference"):
             raise_on_first(

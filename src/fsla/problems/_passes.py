@@ -1,4 +1,4 @@
-"""One pass through a loss, and its derivatives: what every view of a problem is made of.
+"""One pass through a loss, and its derivatives: the parts of every view.
 
 Every call of a loss goes through `run`. There the random state is set from the sample's seed, so that a dropout
 mask is the same at all points of a step; there autocast is switched on; and there the loss gets its own copy of each
@@ -27,7 +27,7 @@ Loss = Callable[[Tree, Tree, Any], Tensor]
 Gradients = Sequence[Tensor | None]
 
 
-seeded: ContextVar[bool] = ContextVar("seeded", default=False)
+draws_from_seed: ContextVar[bool] = ContextVar("draws_from_seed", default=False)
 """Whether the pass that runs now has its random state from a seed, so that a network may draw in it."""
 
 
@@ -39,13 +39,13 @@ def _fixed_random_state(seed: int, device: torch.device) -> Iterator[None]:
         index = torch.cuda.current_device() if device.index is None else device.index
         generators.append(torch.cuda.default_generators[index])
     before = [g.get_state() for g in generators]
-    token = seeded.set(True)
+    token = draws_from_seed.set(True)
     try:
         for g in generators:
             g.manual_seed(seed)
         yield
     finally:
-        seeded.reset(token)
+        draws_from_seed.reset(token)
         for g, state in zip(generators, before, strict=True):
             g.set_state(state)
 
@@ -79,7 +79,7 @@ def run(
     name: str,
     autocast_dtype: torch.dtype | None = None,
 ) -> T:
-    """Call a function of (λ, ω, batch) with gradients on: the one way into the user's code."""
+    """Call a function of (λ, ω, batch) with gradients on. All calls of user code go through here."""
     try:
         with forward_context(part.seed, autocast_dtype, device_of(omega)):
             return function(dict(lam), dict(omega), part.data)
@@ -129,7 +129,7 @@ def leaves(x: Tree) -> Tree:
 
 @cache
 def _load_forward_mode() -> None:
-    """PyTorch's forward mode compiles a module of its own when it is first used, and warns of itself."""
+    """Load PyTorch's forward mode, which compiles a module at its first use, and warns."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         load_forward_mode()
@@ -144,14 +144,14 @@ def duals(omega: Tree, v: Tree) -> Tree:
 
 def tangent(t: Tensor) -> Tensor | None:
     """The tangent of a dual tensor, or None."""
-    found: Tensor | None = forward.unpack_dual(t).tangent  # type: ignore[no-untyped-call]
-    return found
+    result: Tensor | None = forward.unpack_dual(t).tangent  # type: ignore[no-untyped-call]
+    return result
 
 
 def primal(t: Tensor) -> Tensor:
     """The tensor without its tangent."""
-    found: Tensor = forward.unpack_dual(t).primal  # type: ignore[no-untyped-call]
-    return found
+    result: Tensor = forward.unpack_dual(t).primal  # type: ignore[no-untyped-call]
+    return result
 
 
 def with_graph(value: Tensor, wrt: Mapping[str, Tensor]) -> Gradients:
@@ -161,9 +161,9 @@ def with_graph(value: Tensor, wrt: Mapping[str, Tensor]) -> Gradients:
     return torch.autograd.grad(value, list(wrt.values()), create_graph=True, allow_unused=True)
 
 
-def check_depends(found: Iterable[Tensor | None], name: str) -> None:
+def check_depends(gradients: Iterable[Tensor | None], name: str) -> None:
     """Raise unless at least one derivative by ω exists."""
-    if all(g is None for g in found):
+    if all(g is None for g in gradients):
         raise ValueError(
             f"The {name} must depend on omega, but no tensor of omega reaches it. It must use the omega or the model "
             "that it is given, without .detach(), .item() or torch.no_grad()."
@@ -184,8 +184,8 @@ def vjp(
 def check_twice_differentiable(grads: Iterable[Tensor | None]) -> None:
     """Raises if gradients came through a function that is differentiable once.
 
-    PyTorch leaves a node that raises in their graph, but does not go there on its way to ω: what comes of a second
-    derivative is then without that function's part, and nothing says so.
+    PyTorch leaves a node that raises in their graph, but does not reach it from ω. A second derivative would silently
+    lack the part of that function.
     """
     nodes = [g.grad_fn for g in grads if g is not None and g.grad_fn is not None]
     seen = set(nodes)
@@ -199,9 +199,9 @@ def check_twice_differentiable(grads: Iterable[Tensor | None]) -> None:
         nodes += new
 
 
-def check_reached(found: Iterable[Tensor | None]) -> None:
+def check_any_gradient(gradients: Iterable[Tensor | None]) -> None:
     """Raise unless at least one second derivative of G by λ exists."""
-    if all(g is None for g in found):
+    if all(g is None for g in gradients):
         raise ValueError(
             "The inner loss G must depend on lam, but its gradient in omega does not: with J = 0 the outer problem "
             "cannot act through omega. It must use the lam or the outer modules that it is given, in a term that also "
@@ -209,7 +209,7 @@ def check_reached(found: Iterable[Tensor | None]) -> None:
         )
 
 
-def filled(grads: Gradients, like: Tree) -> Tree:
+def zeros_for_none(grads: Gradients, like: Tree) -> Tree:
     """A tree from gradients; a tensor that the loss does not reach has the gradient zero."""
     pairs = zip(lasting(like).items(), grads, strict=True)
     return {name: torch.zeros_like(t) if g is None else g for (name, t), g in pairs}

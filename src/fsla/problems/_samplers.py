@@ -22,7 +22,7 @@ def cycle(batches: Iterable[T]) -> Iterator[T]:
     Raises:
         ValueError: when the next batch is asked for, if there is none.
 
-    Example:
+    Examples:
         >>> stream = fsla.problems.cycle(["a", "b"])
         >>> [next(stream) for _ in range(3)]
         ['a', 'b', 'a']
@@ -51,7 +51,7 @@ class Sampler:
         seed: with a seed, steps have the seeds seed, seed + 1, …, for networks with random layers.
         steps_again: whether products read the batches of the inner steps, which unrolled differentiation wants.
 
-    Example:
+    Examples:
         >>> algorithm = fsla.algorithms.amigo(inner_steps=2, hvp_steps=3)
         >>> draw = fsla.problems.Sampler(algorithm.batches, range(10), ["trusted"])
         >>> [len(slot) for slot in draw().slots]

@@ -36,7 +36,7 @@ class Point:
         omega: ω, a mapping from names to tensors.
         trajectory: the inner moves.
 
-    Example:
+    Examples:
         >>> at = fsla.Point({"x": torch.zeros(2)}, {"w": torch.ones(2)})
         >>> at.to(torch.float64).omega["w"].dtype
         torch.float64
@@ -76,7 +76,7 @@ class View(ABC):
 
     A subclass defines `gradients`, `products`, `value` and `eps`.
 
-    Example:
+    Examples:
         >>> view = problem.inner_at(at, batch)
         >>> view.value
         tensor(2.5000)
@@ -157,7 +157,7 @@ class FiniteDifferenceCheck(NamedTuple):
         hvp_change: relative change of H v.
         mixed_hvp_change: relative change of J v.
 
-    Example:
+    Examples:
         >>> check = fsla.FiniteDifferenceProblem(problem).check_step(at, batch, v)
         >>> check.hvp_change < 0.01
         True
@@ -179,7 +179,7 @@ class Oracles(ABC):
 
     A subclass defines `inner_at` and `outer_at`, which return a `View` of G and of F at a point on a batch.
 
-    Example:
+    Examples:
         >>> isinstance(problem, fsla.problems.Oracles)
         True
         >>> problem.outer_at(at, batch).grad_omega
@@ -238,7 +238,7 @@ class DifferenceView(View):
         self._at = at
         self._unmoved = Unmoved(at)
         self._update_buffers = update_buffers
-        self._here = view_at(at, False)
+        self._present = view_at(at, False)
         self.rel_step = default_step(self.eps) if rel_step is None else rel_step
         self._mean_value: Tensor | None = None
         self._gradient: Tree | None = None
@@ -254,26 +254,26 @@ class DifferenceView(View):
 
     @property
     def eps(self) -> float:
-        return self._here.eps
+        return self._present.eps
 
     @property
     def value(self) -> Tensor:
-        return self._here.value if self._mean_value is None else self._mean_value
+        return self._present.value if self._mean_value is None else self._mean_value
 
     @property
     def known_value(self) -> Tensor | None:
-        return self._here.known_value if self._mean_value is None else self._mean_value
+        return self._present.known_value if self._mean_value is None else self._mean_value
 
     def gradients(self, *, omega: bool = True, lam: bool = True) -> tuple[Tree, Leaves]:
         if omega and not lam and self._gradient is not None:
             return self._gradient, {}
         if self._update_buffers:
             self._unmoved.check()
-            self._here = self._view(self._at)
-        found = self._here.gradients(omega=omega, lam=lam)
+            self._present = self._view(self._at)
+        gradients = self._present.gradients(omega=omega, lam=lam)
         if omega:
-            self._gradient = found[0]
-        return found
+            self._gradient = gradients[0]
+        return gradients
 
     def products(self, v: Tree, *, omega: bool = True, lam: bool = True) -> tuple[Tree, Leaves]:
         self._unmoved.check()

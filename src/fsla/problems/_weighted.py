@@ -3,7 +3,7 @@
     G(λ, ω) = mean_j w_j(λ) l_j(ω) + r(ω)        J v = ∂_λ mean_j w_j(λ) <∂_ω l_j, v>
 
 The slopes <∂_ω l_j, v> of all samples are one forward-mode pass, about as cheap as a gradient, where the general path
-takes a reverse pass over a reverse pass; a forward-mode H v has them on its way. Where λ has a row for each sample
+takes a reverse pass over a reverse pass; a forward-mode H v computes them in passing. Where λ has a row for each sample
 (`row_index`), J v is the batch's rows alone. With the network's outputs z = z(ω) known (`model_outputs`), so is the
 Gauss-Newton product: Z'ᵀ (∂²_z mean_j w_j l_j(z)) Z' v + ∂²r v with Z' = ∂_ω z, which drops the curvature of the
 network itself and is positive semi-definite for losses that are convex in z. All else is as in `fsla.Problem`.
@@ -57,7 +57,7 @@ class WeightedLossProblem(Problem):
         autocast_dtype: as in `fsla.Problem`.
         reducer: as in `fsla.Problem`.
 
-    Example:
+    Examples:
         >>> data = torch.tensor([1.0, 3.0])
         >>> weighted = fsla.WeightedLossProblem(
         ...     per_sample_loss=lambda omega, batch: (omega["w"].sum() - batch) ** 2 / 2,
@@ -310,9 +310,9 @@ class WeightedView(LossView):
         gradient = _pulled_back(z, slope, omega)
         if problem.regularizer is not None:
             with torch.enable_grad():
-                r = passes.filled(passes.with_graph(problem.regularizer(dict(omega)), omega), omega)
+                r = passes.zeros_for_none(passes.with_graph(problem.regularizer(dict(omega)), omega), omega)
             bend = passes.vjp(list(r.values()), aligned(v, omega), list(omega.values()))
-            product = axpy(1.0, passes.filled(bend, omega), product)
+            product = axpy(1.0, passes.zeros_for_none(bend, omega), product)
             gradient = axpy(1.0, detach(r), gradient)
         return scale(part.weight, gradient), scale(part.weight, product)
 
@@ -328,6 +328,6 @@ class WeightedView(LossView):
 def _pulled_back(z: Tensor, seed: Tensor | None, omega: Tree) -> Tree:
     """Z'ᵀ seed."""
     if seed is None:
-        return passes.filled([None] * len(omega), omega)
+        return passes.zeros_for_none([None] * len(omega), omega)
     grads = torch.autograd.grad(z, list(omega.values()), seed, retain_graph=True, allow_unused=True)
-    return passes.filled(grads, omega)
+    return passes.zeros_for_none(grads, omega)

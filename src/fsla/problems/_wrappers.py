@@ -30,7 +30,7 @@ class ForwardingView(View):
     Args:
         view: the other view.
 
-    Example:
+    Examples:
         >>> view = problem.inner_at(at, batch)
         >>> fsla.problems.ForwardingView(view).value == view.value
         tensor(True)
@@ -74,7 +74,7 @@ class ForwardingProblem(Oracles):
     Args:
         problem: the other problem.
 
-    Example:
+    Examples:
         >>> fsla.problems.ForwardingProblem(problem).outer_at(at, batch).value
         tensor(1.)
     """
@@ -105,7 +105,7 @@ class FiniteDifferenceProblem(ForwardingProblem):
         problem: any problem; this one asks it for gradients alone.
         rel_step: relative step r; by default chosen by the precision that the problem computes in.
 
-    Example:
+    Examples:
         >>> by_differences = fsla.FiniteDifferenceProblem(problem)
         >>> by_differences.inner_at(at, batch).hvp(v)["w"].round(decimals=2)
         tensor([1., 0.])
@@ -141,7 +141,7 @@ class DampedProblem(ForwardingProblem):
     Raises:
         ValueError: if a number is negative or not finite.
 
-    Example:
+    Examples:
         >>> fsla.DampedProblem(problem, 0.5).inner_at(at, batch).hvp(v)
         {'w': tensor([1.5000, 0.0000])}
     """
@@ -213,7 +213,7 @@ class GaussNewtonProblem(ForwardingProblem):
         problem: a problem that knows its network's outputs, as ``fsla.WeightedLossProblem(..., model_outputs=...)``
             does.
 
-    Example:
+    Examples:
         >>> data = torch.tensor([1.0, 3.0])
         >>> weighted = fsla.WeightedLossProblem(
         ...     per_sample_loss=lambda outputs, batch: (outputs - batch) ** 2 / 2,
@@ -253,7 +253,7 @@ class OracleCounts:
         inner_views: views of G.
         outer_views: views of F.
 
-    Example:
+    Examples:
         >>> fsla.OracleCounts(grad=1).plus(2, fsla.OracleCounts(grad=1, hvp=1)).grad
         3
     """
@@ -287,7 +287,7 @@ class CountedProblem(ForwardingProblem):
         calls: oracle calls.
         samples: oracle calls times batch size.
 
-    Example:
+    Examples:
         >>> counted = fsla.CountedProblem(problem)
         >>> hv = counted.inner_at(at, batch).hvp(v)
         >>> counted.calls.hvp

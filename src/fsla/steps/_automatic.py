@@ -69,7 +69,7 @@ class Measured:
     """Blocks that are complete."""
     unsolved: Tensor
     """Share in [0, 1] of v's equation that is not solved."""
-    caution: Tensor
+    step_scale: Tensor
     """Factor on all steps; halved when a run is rolled back after it diverged."""
 
 
@@ -91,7 +91,7 @@ class Automatic(StepSizes[Measured]):
     Raises:
         ValueError: if a number is out of range.
 
-    Example:
+    Examples:
         >>> problem = fsla.Problem(
         ...     inner_loss=lambda lam, omega, batch: ((omega["w"] - lam["x"]) ** 2).sum(),
         ...     outer_loss=lambda lam, omega, batch: ((omega["w"] - 1) ** 2).sum(),
@@ -137,7 +137,7 @@ class Automatic(StepSizes[Measured]):
             last_target=some,
             blocks=zero,
             unsolved=scalar(1.0, omega),
-            caution=scalar(1.0, omega),
+            step_scale=scalar(1.0, omega),
         )
         if not self.measures:
             return state
@@ -150,8 +150,8 @@ class Automatic(StepSizes[Measured]):
         return self.inner or self.adjoint
 
     def rates(self, k: int, state: Measured) -> Rates:
-        lr = state.caution / state.curvature if self.measures else 1.0
-        return Rates(self.outer_scale(state) * state.caution, lr, lr, self.new_grad_weight)
+        lr = state.step_scale / state.curvature if self.measures else 1.0
+        return Rates(self.outer_scale(state) * state.step_scale, lr, lr, self.new_grad_weight)
 
     def outer_scale(self, state: Measured) -> Tensor:
         """Return ψ."""
@@ -182,12 +182,12 @@ class Automatic(StepSizes[Measured]):
         count = state.count + 1
         full = count >= self.block
         tiny = torch.finfo(torch.float32).tiny
-        share = dot(residual, state.last_residual) / dot(target, state.last_target).clamp(min=tiny)
+        ratio = dot(residual, state.last_residual) / dot(target, state.last_target).clamp(min=tiny)
         return evolve(
             state,
             count=torch.where(full, 0, count),
             blocks=torch.where(full, state.blocks + 1, state.blocks),
-            unsolved=torch.where(full & (state.blocks > 0), share.clamp(0.0, 1.0), state.unsolved),
+            unsolved=torch.where(full & (state.blocks > 0), ratio.clamp(0.0, 1.0), state.unsolved),
             last_residual=where(full, residual, state.last_residual),
             last_target=where(full, target, state.last_target),
             residual=where(full, zeros_like(residual), residual),
@@ -202,7 +202,7 @@ class Automatic(StepSizes[Measured]):
     def measure(self, view: View, products: int, state: Measured) -> Measured:
         """Power iteration on H, perturbed a little to look around; what H does to v counts as well.
 
-        A product that is not finite says nothing: a batch may be bad.
+        A product that is not finite is skipped: a batch may be bad.
         """
         before = float(state.curvature)
         for i in range(products):

@@ -1,4 +1,4 @@
-"""What one step may ask: views, each made once for a point and a batch, and the sizes and updates of the step."""
+"""What one step may ask: one view for each point and batch, and the sizes and updates of the step."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class StepContext:
         step_count: steps that were taken before.
         update_buffers: whether the step moves a module's buffers.
 
-    Example:
+    Examples:
         >>> from dataclasses import dataclass, replace
         >>> @dataclass(frozen=True, kw_only=True)
         ... class PlainTraining(fsla.Algorithm):
@@ -102,7 +102,7 @@ class StepContext:
         return self._losses.get("inner"), self._losses.get("outer")
 
     def _at_point(self, at: Point) -> dict[tuple[Level, Batch], View]:
-        """The views of a point; those of the point before are let go."""
+        """The views of a point; those of the point before are dropped."""
         if at is not self._at:
             self._note()
             self._at = at
@@ -138,7 +138,7 @@ def descend(
     Returns:
         The point after the moves, and ω.
 
-    Example:
+    Examples:
         >>> from dataclasses import dataclass, replace
         >>> @dataclass(frozen=True, kw_only=True)
         ... class PlainTraining(fsla.Algorithm):

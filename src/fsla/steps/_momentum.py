@@ -1,4 +1,4 @@
-"""How a direction d is made from stochastic gradients g (Algorithm 1, line 9).
+"""How a direction d follows from stochastic gradients g (Algorithm 1, line 9).
 
     NoMomentum    d = g
     EMA           d = (1-η) d + η g
@@ -28,7 +28,7 @@ class Position(NamedTuple):
         at: (λ, ω).
         adjoint: memory of the estimator, which is v where it tracks one.
 
-    Example:
+    Examples:
         >>> position = fsla.steps.Position(fsla.Point({"x": torch.zeros(1)}, x), {})
         >>> position.at.omega["w"]
         tensor([1., 2.])
@@ -52,7 +52,7 @@ class Direction(ABC):
         looks_back: whether it reads the gradient at the old position.
         remembers: whether it reads the last direction.
 
-    Example:
+    Examples:
         >>> fsla.steps.EMA().looks_back, fsla.steps.STORM().looks_back
         (False, True)
     """
@@ -74,7 +74,7 @@ class Direction(ABC):
 class NoMomentum(Direction):
     """Direction without memory: d = g.
 
-    Example:
+    Examples:
         >>> fsla.steps.NoMomentum()(g, {}, x, 0.1)["w"]
         tensor([ 1., -4.])
     """
@@ -89,7 +89,7 @@ class NoMomentum(Direction):
 class EMA(Direction):
     """Moving average: d ← (1-η) d + η g.
 
-    Example:
+    Examples:
         >>> fsla.steps.EMA()(g, {}, x, 0.5)["w"]
         tensor([ 1., -1.])
     """
@@ -104,7 +104,7 @@ class STORM(Direction):
 
     g_old is the gradient at the old position, on the batches of g.
 
-    Example:
+    Examples:
         >>> g_old = {"w": torch.tensor([2.0, -2.0])}
         >>> fsla.steps.STORM()(g, g_old, x, 0.5)["w"]
         tensor([ 0.5000, -2.0000])
@@ -123,7 +123,7 @@ class SPIDER(STORM):
 
     Where η is the number 1, it does not ask for the old position.
 
-    Example:
+    Examples:
         >>> fsla.steps.SPIDER().asks_back(1.0), fsla.steps.SPIDER().asks_back(0.0)
         (False, True)
     """

@@ -21,7 +21,7 @@ class Box:
     Raises:
         ValueError: if low exceeds high.
 
-    Example:
+    Examples:
         >>> fsla.steps.Box(0, 1)({"x": torch.tensor([-0.5, 0.5, 1.5])})["x"]
         tensor([0.0000, 0.5000, 1.0000])
     """
@@ -44,7 +44,7 @@ class Ball:
     Args:
         radius: the largest norm.
 
-    Example:
+    Examples:
         >>> fsla.steps.Ball(1.0)({"x": torch.tensor([3.0, 4.0])})["x"]
         tensor([0.6000, 0.8000])
     """

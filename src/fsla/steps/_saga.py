@@ -1,4 +1,4 @@
-"""SAGA: what each of N fixed batches said last is remembered, and so is the mean.
+"""SAGA: a table of the last derivatives on each of N fixed batches, and their mean.
 
     D = g_i - T_i + mean T,      mean T ← mean T + (g_i - T_i) / N,      T_i ← g_i
 

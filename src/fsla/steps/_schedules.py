@@ -33,7 +33,7 @@ class Rates(NamedTuple):
         adjoint_lr: β, which moves v.
         new_grad_weight: η, the weight of the new gradient in d.
 
-    Example:
+    Examples:
         >>> fsla.steps.constant(outer_lr=0.1, inner_lr=0.2, adjoint_lr=0.3).rates(0)
         Rates(outer_lr=0.1, inner_lr=0.2, adjoint_lr=0.3, new_grad_weight=1.0)
     """
@@ -50,7 +50,7 @@ class StepSizes(ABC, Generic[P]):
     A subclass defines `init`, the first state, and `rates`, the sizes of step k. Derive from `Scheduled` where sizes
     follow from k alone.
 
-    Example:
+    Examples:
         >>> isinstance(fsla.steps.Automatic(), fsla.steps.StepSizes)
         True
     """
@@ -97,7 +97,7 @@ def _rate(value: object, name: str) -> float:
 class Scheduled(StepSizes[None]):
     """Base class of step sizes that are a function of k. A subclass defines `rates`.
 
-    Example:
+    Examples:
         >>> class Linear(fsla.steps.Scheduled):
         ...     def rates(self, k, state=None):
         ...         lr = max(0.0, 1 - k / 100)
@@ -128,7 +128,7 @@ class Schedule(Scheduled):
     Raises:
         ValueError: if a number is negative or not finite.
 
-    Example:
+    Examples:
         >>> sizes = fsla.steps.Schedule(0.8, 0.4, 0.4, power=(1, 0.5, 0.5, 0))
         >>> sizes.rates(3)
         Rates(outer_lr=0.2, inner_lr=0.2, adjoint_lr=0.2, new_grad_weight=1.0)
@@ -186,7 +186,7 @@ def inverse_sqrt(delta: float = 1000.0, c_tau: float = 1e-3, c_beta: float = 1e-
     Returns:
         The schedule.
 
-    Example:
+    Examples:
         >>> fsla.steps.inverse_sqrt(delta=1.0, c_tau=0.5, c_beta=0.5, c_eta=0.9).rates(3)
         Rates(outer_lr=0.5, inner_lr=0.25, adjoint_lr=0.25, new_grad_weight=0.45)
     """
@@ -208,7 +208,7 @@ def constant_over_horizon(steps: int, delta: float, c_tau: float, c_beta: float,
     Returns:
         The schedule.
 
-    Example:
+    Examples:
         >>> fsla.steps.constant_over_horizon(100, delta=1.0, c_tau=0.5, c_beta=0.5, c_eta=0.5).rates(7)
         Rates(outer_lr=0.1, inner_lr=0.05, adjoint_lr=0.05, new_grad_weight=0.05)
     """
@@ -227,7 +227,7 @@ class PeriodicRefresh(Scheduled):
         of: step sizes that α, τ and β are taken from.
         period: steps between two refreshes.
 
-    Example:
+    Examples:
         >>> sizes = fsla.steps.PeriodicRefresh(fsla.steps.constant(0.1, 0.1, 0.1), period=3)
         >>> [sizes.rates(k).new_grad_weight for k in range(5)]
         [1.0, 0.0, 0.0, 1.0, 0.0]
@@ -282,7 +282,7 @@ def constant(outer_lr: float, inner_lr: float, adjoint_lr: float, new_grad_weigh
     Returns:
         The schedule.
 
-    Example:
+    Examples:
         >>> fsla.steps.constant(0.1, 0.2, 0.3).rates(1000).inner_lr
         0.2
     """

@@ -44,7 +44,7 @@ class Variable(NamedTuple):
         value: the variable.
         memory: what the update remembers, as named trees.
 
-    Example:
+    Examples:
         >>> variable = fsla.steps.Momentum(0.9).init(x)
         >>> variable.memory["mean"]["w"]
         tensor([0., 0.])
@@ -59,7 +59,7 @@ class Update(ABC):
 
     Call it with the variable, the direction and the step size; it returns the moved variable.
 
-    Example:
+    Examples:
         >>> class SignDescent(fsla.steps.Update):
         ...     def __call__(self, x, g, lr):
         ...         return fsla.steps.Variable({name: t - lr * g[name].sign() for name, t in x.value.items()})
@@ -108,7 +108,7 @@ class Update(ABC):
 class GradientDescent(Update):
     """Update by plain steps: x ← x - lr g.
 
-    Example:
+    Examples:
         >>> move(fsla.steps.GradientDescent(), times=2)
         tensor([0.8000, 2.8000])
     """
@@ -127,7 +127,7 @@ class Momentum(Update):
     Args:
         decay: what remains of m, in [0, 1).
 
-    Example:
+    Examples:
         >>> move(fsla.steps.Momentum(0.9), times=2)
         tensor([0.7100, 3.1600])
     """
@@ -135,7 +135,7 @@ class Momentum(Update):
     decay: float = 0.9
 
     def __post_init__(self) -> None:
-        _share(self.decay, "decay", "Momentum")
+        _check_fraction(self.decay, "decay", "Momentum")
 
     def init(self, x: Tree) -> Variable:
         return Variable(x, {"mean": zeros_like(x)})
@@ -154,7 +154,7 @@ class Adam(Update):
         b2: decay of the second moment.
         eps: added to the root of the second moment.
 
-    Example:
+    Examples:
         >>> move(fsla.steps.Adam())
         tensor([0.9000, 2.1000])
     """
@@ -164,8 +164,8 @@ class Adam(Update):
     eps: float = 1e-8
 
     def __post_init__(self) -> None:
-        _share(self.b1, "b1", "Adam")
-        _share(self.b2, "b2", "Adam")
+        _check_fraction(self.b1, "b1", "Adam")
+        _check_fraction(self.b2, "b2", "Adam")
         positive(self.eps, "eps", "Adam")
 
     def init(self, x: Tree) -> Variable:
@@ -207,7 +207,7 @@ class Adaptive(Update):
         eps: added to the root.
         whole: whether one scale serves all coordinates, by a moving mean of ‖g‖.
 
-    Example:
+    Examples:
         >>> move(fsla.steps.Adaptive(), lr=0.01)
         tensor([0.9680, 2.0320])
     """
@@ -217,7 +217,7 @@ class Adaptive(Update):
     whole: bool = False
 
     def __post_init__(self) -> None:
-        _share(self.decay, "decay", "Adaptive")
+        _check_fraction(self.decay, "decay", "Adaptive")
         positive(self.eps, "eps", "Adaptive")
 
     def init(self, x: Tree) -> Variable:
@@ -237,7 +237,7 @@ class Adaptive(Update):
 class Normalized(Update):
     """Update by steps of length `lr`: x ← x - lr g / ‖g‖, and none where g = 0.
 
-    Example:
+    Examples:
         >>> move(fsla.steps.Normalized(), lr=1.0)
         tensor([0.7570, 2.9700])
     """
@@ -251,7 +251,7 @@ class Normalized(Update):
 class ExponentiatedGradient(Update):
     """Update of positive variables: x ← x exp(-lr g), the step of the entropy's Bregman distance.
 
-    Example:
+    Examples:
         >>> move(fsla.steps.ExponentiatedGradient())
         tensor([0.9050, 2.9840])
     """
@@ -280,7 +280,7 @@ class ScaleFree(Update):
         second: weight of the new square in s.
         floor: smallest scale of a coordinate, relative to the others.
 
-    Example:
+    Examples:
         >>> move(fsla.steps.ScaleFree(scale=0.05), lr=1.0)
         tensor([0.9500, 2.0500])
     """
@@ -317,7 +317,7 @@ class SoftThreshold:
     Args:
         weight: weight of the penalty.
 
-    Example:
+    Examples:
         >>> fsla.steps.SoftThreshold(1.0)({"w": torch.tensor([0.5, -2.0])}, 1.0)
         {'w': tensor([ 0., -1.])}
     """
@@ -337,7 +337,7 @@ class WrappedUpdate(Update):
     Attributes:
         update: the other update.
 
-    Example:
+    Examples:
         >>> issubclass(fsla.steps.Projected, fsla.steps.WrappedUpdate)
         True
     """
@@ -383,7 +383,7 @@ class Proximal(WrappedUpdate):
         prox: proximal step, called as ``prox(x, lr)``.
         update: the other update.
 
-    Example:
+    Examples:
         >>> move(fsla.steps.Proximal(fsla.steps.SoftThreshold(1.0)))
         tensor([0.8000, 2.3000])
     """
@@ -404,7 +404,7 @@ class Projected(WrappedUpdate):
         onto: projection, such as `Box`.
         update: the other update.
 
-    Example:
+    Examples:
         >>> move(fsla.steps.Projected(fsla.steps.Box(0, 2)))
         tensor([0.9000, 2.0000])
     """
@@ -433,7 +433,7 @@ class Clipped(WrappedUpdate):
         max_norm: largest norm.
         update: the other update.
 
-    Example:
+    Examples:
         >>> move(fsla.steps.Clipped(1.0))
         tensor([0.9760, 2.0970])
     """
@@ -480,7 +480,7 @@ class TorchUpdate(Update):
         optimizer: the optimiser.
         parameters: its parameters, by name.
 
-    Example:
+    Examples:
         >>> w = torch.nn.Parameter(torch.tensor([1.0, 2.0]))
         >>> update = fsla.steps.TorchUpdate(torch.optim.SGD([w], lr=0.5), {"w": w})
         >>> update(update.init({"w": w.detach()}), g, 0.0).value["w"]
@@ -588,7 +588,7 @@ class Updates(NamedTuple):
 
 
 def projected(update: Update, projection: Projection | None) -> Update:
-    """Return an update, kept in a set if there is one."""
+    """Return an update, projected onto a set if there is one."""
     return update if projection is None else Projected(projection, update)
 
 
@@ -599,6 +599,6 @@ def with_innermost(update: Update, inside: Callable[[Update], Update]) -> Update
     return inside(update)
 
 
-def _share(value: float, name: str, owner: str) -> None:
+def _check_fraction(value: float, name: str, owner: str) -> None:
     if not (isinstance(value, int | float) and 0 <= value < 1) or math.isnan(value):
         raise ValueError(f"The {name!r} of {owner} must lie between 0 and 1 (1 excluded). Got {value!r} instead.")

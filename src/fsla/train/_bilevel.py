@@ -47,8 +47,8 @@ from fsla.train._optimizers import (
     set_optimizer_state,
     warn_of_decay,
 )
-from fsla.train._ranks import join_ranks
-from fsla.train._schema import check_like, check_nest
+from fsla.train._rank_setup import join_ranks
+from fsla.train._schema import check_like, check_nest, check_saved
 from fsla.train._solve import solve_inner
 from fsla.train._step_graphs import CudaRecorder, Observed, StepGraphs
 
@@ -95,7 +95,7 @@ class BilevelOptimizer(ProblemAtPoint):
         TypeError: if an argument is unknown, or the algorithm cannot move a module.
         ValueError: if a number is out of range, or an optimiser has other parameters.
 
-    Example:
+    Examples:
         >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         >>> bilevel = fsla.BilevelOptimizer(
         ...     model,
@@ -110,7 +110,7 @@ class BilevelOptimizer(ProblemAtPoint):
         BilevelOptimizer(
             algorithm: aid_cg
             inner: 3 parameters, moved by SGD(lr=0.1)
-            adjoint: none is kept
+            adjoint: none
             outer: 2 parameters, moved by ScaleFree with automatic step sizes
             cost: 11 gradients and 11 passes for second derivatives
         )
@@ -147,7 +147,7 @@ class BilevelOptimizer(ProblemAtPoint):
         if max_rollbacks is not None:
             whole_number(max_rollbacks, "max_rollbacks", owner, least=0)
         self._name = _name(self, algorithm)
-        algorithm = _with_options(_algorithm(algorithm), outer_every, projection, moves_v=adjoint_optimizer is not None)
+        algorithm = _with_options(_resolve(algorithm), outer_every, projection, moves_v=adjoint_optimizer is not None)
         if algorithm.finite_differences:  # The problem takes them, so that the ridge of weight decay is added outside.
             hvp_method = "finite_difference"
             algorithm = replace(algorithm, finite_differences=False)
@@ -186,20 +186,20 @@ class BilevelOptimizer(ProblemAtPoint):
         settings = {"algorithm": describe(algorithm), "hvp_method": hvp_method, "split_batches": split_batches}
         join_ranks(self._problem, self.reducer, settings)
 
-    def _make_optimizers(self, given: tuple[OptimizerFactory, ...]) -> None:
-        """Set the torch optimisers, and note which ones were made here."""
+    def _make_optimizers(self, arguments: tuple[OptimizerFactory, ...]) -> None:
+        """Set the torch optimisers, and note which ones this class built."""
         omega, lam = self._problem.omega, self._problem.lam
-        adjoint = {} if given[1] is None else {name: nn.Parameter(torch.zeros_like(p)) for name, p in omega.items()}
+        adjoint = {} if arguments[1] is None else {name: nn.Parameter(torch.zeros_like(p)) for name, p in omega.items()}
         self._v_parameters: dict[str, nn.Parameter] = adjoint
-        made = [
+        optimizers = [
             build_optimizer(one, parameters, name)
-            for one, parameters, name in zip(given, (omega, adjoint, lam), NAMES, strict=True)
+            for one, parameters, name in zip(arguments, (omega, adjoint, lam), NAMES, strict=True)
         ]
-        self.inner_optimizer, self.adjoint_optimizer, self.outer_optimizer = made
-        self._optimizers = {name: one for name, one in zip(NAMES, made, strict=True) if one is not None}
+        self.inner_optimizer, self.adjoint_optimizer, self.outer_optimizer = optimizers
+        self._optimizers = {name: one for name, one in zip(NAMES, optimizers, strict=True) if one is not None}
         self._built = [
             name
-            for name, one in zip(NAMES, given, strict=True)
+            for name, one in zip(NAMES, arguments, strict=True)
             if one is not None and not isinstance(one, torch.optim.Optimizer)
         ]
         if self.inner_optimizer is not None:
@@ -299,7 +299,7 @@ class BilevelOptimizer(ProblemAtPoint):
         lines = [
             f"algorithm: {self._name}",
             f"inner: {omega}, moved by {by if self._owns_losses or self.inner_optimizer else 'the loop that calls'}",
-            f"adjoint: moved by {v}" if toy.v else "adjoint: none is kept",
+            f"adjoint: moved by {v}" if toy.v else "adjoint: none",
             f"outer: {lam}, moved by {describe_mover(self.outer_optimizer, updates.outer, sizes)}",
             f"cost: {describe_cost(counts, algorithm.outer_every)}",
         ]
@@ -320,6 +320,9 @@ class BilevelOptimizer(ProblemAtPoint):
         seed: int | None = None,
     ) -> StepInfo:
         """Move λ, ω and v once, in place.
+
+        If a loss raises, or Ctrl-C interrupts it, buffers and random states are as before the step. So are λ and ω
+        under an algorithm that asks for everything at one point, such as SOBA. FSLA may have moved them.
 
         Args:
             inner_batch: argument of the inner loss: anything, or `MicroBatches` of it.
@@ -352,14 +355,14 @@ class BilevelOptimizer(ProblemAtPoint):
         Returns:
             What the step saw.
         """
-        return self._move(self._cautious, batches, owned=True)
+        return self._move(self._algorithm_now, batches, owned=True)
 
     def backward(self, inner: Any, outer: Any = None, *, seed: int | None = None) -> Tensor:
         """Take the place of ``loss.backward()``: add to `.grad` of the model, and move v and λ if that is due.
 
         The model itself does not move: the optimiser of the calling loop moves it. ``step(a, b)`` is ``backward(a,
         b)``, then ``inner_optimizer.step()`` and ``zero_grad()``. Pass `inner_optimizer` to the constructor too, so
-        that v knows the curvature of its weight decay.
+        that v knows the curvature of its weight decay. If a loss raises, or Ctrl-C interrupts it, nothing has moved.
 
         Args:
             inner: an inner batch. Without losses, a closure that goes forward and backward and returns its loss. It is
@@ -386,23 +389,24 @@ class BilevelOptimizer(ProblemAtPoint):
             )
         if self._max_grad_norm is not None:
             raise TypeError("max_grad_norm is for step. Clip the gradients between backward and the optimiser's step.")
-        algorithm = replace(self._cautious, inner_update=LeaveInGrad(self._problem.omega))
+        algorithm = replace(self._algorithm_now, inner_update=LeaveInGrad(self._problem.omega))
         info = self._move(algorithm, self._batches(inner, outer, None, seed, owned=False), owned=False)
         assert info.inner_loss is not None
         return info.inner_loss
 
     def _move(self, algorithm: Algorithm[Any], batches: StepBatches, *, owned: bool) -> StepInfo:
         """Take a step; `owned` is a loop in which ω moves here."""
-        if self._begins(owned):
-            self._begin(algorithm, batches, owned=owned)
-        if self.state is None:
-            observed = self._observed(None, self._train(algorithm, batches))
-        else:
-            observed = self._advance(algorithm, self.state, batches, owned=owned)
+        with self._problem.undone_on_failure():
+            if self._begins(owned):
+                self._begin(algorithm, batches, owned=owned)
+            if self.state is None:
+                observed = self._observed(None, self._train(algorithm, batches))
+            else:
+                observed = self._advance(algorithm, self.state, batches, owned=owned)
         info = StepInfo(self.step_count, *observed)
         self.step_count += 1
         if self._is_well(algorithm, info, owned=owned) and self.state is not None:
-            self.state = algorithm.measure(self._asked, self.state, batches)
+            self.state = algorithm.measure(self._problem_with_decay, self.state, batches)
         return info
 
     def _begins(self, owned: bool) -> bool:
@@ -411,32 +415,34 @@ class BilevelOptimizer(ProblemAtPoint):
 
     def _begin(self, algorithm: Algorithm[Any], batches: StepBatches, *, owned: bool) -> None:
         self._problem.check_reads_lam(batches.inner_grad[0])
-        state = algorithm.init(self._asked, self._problem.point(), batches)
+        state = algorithm.init(self._problem_with_decay, self._problem.point(), batches)
         self.state = replace(state, step_count=self.step_count)
         self._keep(owned=owned)
 
     def _train(self, algorithm: Algorithm[Any], batches: StepBatches) -> tuple[Tensor | None, None]:
         """Move ω alone, before the run begins; return the losses."""
-        here = self._problem.point()
-        view = self._problem.inner_at(here, batches.inner_grad[0], update_buffers=True)
-        algorithm.updates.inner(Variable(here.omega), view.grad_omega, 1.0)
+        point = self._problem.point()
+        view = self._problem.inner_at(point, batches.inner_grad[0], update_buffers=True)
+        algorithm.updates.inner(Variable(point.omega), view.grad_omega, 1.0)
         return view.known_value, None
 
     def _advance(self, algorithm: Algorithm[Any], state: State, batches: StepBatches, *, owned: bool) -> Observed:
-        """Take a step of the algorithm from where the parameters stand; return what it saw."""
+        """Take a step of the algorithm from the present parameters; return what it saw."""
         if self._graphs and self._graphs.active and owned:
-            self.state, observed = self._graphs.advance(algorithm, self._asked, state, batches, self._here)
+            self.state, observed = self._graphs.advance(
+                algorithm, self._problem_with_decay, state, batches, self._at_parameters
+            )
             return observed
-        self.state, context = algorithm.advance(self._asked, self._here(state), batches)
+        self.state, context = algorithm.advance(self._problem_with_decay, self._at_parameters(state), batches)
         return self._observed(self.state, context.losses())
 
-    def _here(self, state: State) -> State:
-        """The state with λ and ω in the parameters, which may have been given other storage."""
+    def _at_parameters(self, state: State) -> State:
+        """The state with λ and ω in the parameters, whose storage may be another one by now."""
         point = self._problem.point()
         return evolve(state, lam=Variable(point.lam, state.lam.memory), omega=Variable(point.omega, state.omega.memory))
 
     @property
-    def _asked(self) -> Oracles:
+    def _problem_with_decay(self) -> Oracles:
         """The problem with the curvature of weight decay, which is a ridge that an optimiser adds to the inner loss."""
         decay = self._decay
         return DampedProblem(self._problem, decay) if decay else self._problem
@@ -446,12 +452,12 @@ class BilevelOptimizer(ProblemAtPoint):
         return self.algorithm.updates.inner.weight_decay
 
     @property
-    def _cautious(self) -> Algorithm[Any]:
+    def _algorithm_now(self) -> Algorithm[Any]:
         """The algorithm with steps as long as rollbacks have left them; automatic ones know that themselves."""
-        sizes, caution = self.algorithm.step_sizes, self._guard.caution
-        if caution == 1.0 or not isinstance(sizes, Scheduled):
+        sizes, step_scale = self.algorithm.step_sizes, self._guard.step_scale
+        if step_scale == 1.0 or not isinstance(sizes, Scheduled):
             return self.algorithm
-        return replace(self.algorithm, step_sizes=Scaled(sizes, caution))
+        return replace(self.algorithm, step_sizes=Scaled(sizes, step_scale))
 
     def _batches(
         self, inner: Any, outer: Any, independent: tuple[Any, Any] | None, seed: int | None, *, owned: bool
@@ -491,7 +497,7 @@ class BilevelOptimizer(ProblemAtPoint):
     def _own_seed(self) -> int | None:
         """The seed of this step, from one that follows from torch's random state when the run begins."""
         if self._seed is None:
-            self._seed = self.reducer.ranks.broadcast(_seed_from_stream())
+            self._seed = self.reducer.process_group.broadcast(_seed_from_stream())
         return mix_seed(self._seed, 0, self.step_count)
 
     def _observed(self, state: State | None, losses: tuple[Tensor | None, Tensor | None]) -> Observed:
@@ -571,9 +577,9 @@ class BilevelOptimizer(ProblemAtPoint):
         self._load(saved["state"], self._optimizers)
         self._good = good
 
-    def settle(self, inner_batch: Any) -> None:
+    def select_hvp_method(self, inner_batch: Any) -> None:
         """Decide how products are computed, as a run does at its start."""
-        self._problem.settle(self._problem.point(), Batch(inner_batch, seed=0))
+        self._problem.select_mode(self._problem.point(), Batch(inner_batch, seed=0))
 
     def _saved(self, names: Iterable[str]) -> dict[str, Any]:
         """The state, with that of the optimisers of these names."""
@@ -601,12 +607,14 @@ class BilevelOptimizer(ProblemAtPoint):
 
     def _checked(self, state: Mapping[str, Any], names: Iterable[str]) -> Any:
         """The nest of a saved state; raises if it is of another run."""
-        if state.get("format") != FORMAT:
-            raise ValueError(f"Cannot load state: its format is {state.get('format')!r}, not {FORMAT}.")
+        check_saved(state, FORMAT)
         differ = differences(state["run"], self.identity)
         if differ:
             raise ValueError(f"Cannot load state of another run ({'; '.join(differ[:8])}).")
-        nest = unflatten({path: t.detach().clone() for path, t in state["tensors"].items()}, state["json"], Mapping)
+        try:
+            nest = unflatten({path: t.detach().clone() for path, t in state["tensors"].items()}, state["json"], Mapping)
+        except ValueError as error:
+            raise ValueError(f"Cannot load state: {error}.") from None
         check_nest(nest, self.algorithm.step_sizes, self._problem.lam, self._problem.omega, self._optimizers)
         missing = [name for name in names if name not in nest["optimizers"]]
         if missing:
@@ -627,7 +635,7 @@ class BilevelOptimizer(ProblemAtPoint):
                 home = detached(self._v_parameters)
                 copy_(list(home.values()), [variable.value[name] for name in home])
                 changed[f.name] = Variable(home, variable.memory)
-        return self._here(replace(state, **changed))
+        return self._at_parameters(replace(state, **changed))
 
     # ------------------------------------------------------------------------------------------------------------ guard
 
@@ -637,7 +645,7 @@ class BilevelOptimizer(ProblemAtPoint):
         lost = not owned and self._guard.is_lost(info)  # At once: the next gradient of the model would be lost too.
         if not lost and not self._guard.is_due(info.step, measures=measures):
             return True
-        diverged = self.reducer.ranks.broadcast(self._guard.observe(info))
+        diverged = self.reducer.process_group.broadcast(self._guard.observe(info))
         if diverged:
             self._roll_back(diverged, owned=owned)
         elif self._guard.should_keep(info.step):
@@ -663,16 +671,16 @@ class BilevelOptimizer(ProblemAtPoint):
         if good is None or (owned and not good["owned"]):
             raise self._guard.divergence(diverged, step)
         left = self._guard.begin_rollback(diverged, step)
-        caution = self._guard.caution / 2
+        step_scale = self._guard.step_scale / 2
         tensors, names = self._watched(owned)
         copy_(tensors, good["tensors"][: len(tensors)])
         self._load(good["state"], names)
         if not owned:
             self._begin_adjoint(step)
-        self._guard.halved(caution, left)
-        self._halve_steps(caution, names)
+        self._guard.halved(step_scale, left)
+        self._halve_steps(step_scale, names)
         self._keep(owned=owned)
-        if self.reducer.ranks.is_first:
+        if self.reducer.process_group.is_first:
             self._guard.warn(diverged, step, self.step_count, left, owned=owned)
 
     def _begin_adjoint(self, step: int) -> None:
@@ -683,13 +691,13 @@ class BilevelOptimizer(ProblemAtPoint):
             copy_(v, [torch.zeros_like(t) for t in v])
             self.state = replace(self.state, step_count=step)
 
-    def _halve_steps(self, caution: float, names: Iterable[str]) -> None:
+    def _halve_steps(self, step_scale: float, names: Iterable[str]) -> None:
         for name in names:
             for group in self._optimizers[name].param_groups:
                 group["lr"] = group["lr"] / 2
         if self.state is not None and self.state.measured is not None:
             measured = self.state.measured
-            measured = replace(measured, caution=torch.full_like(measured.caution, caution))
+            measured = replace(measured, step_scale=torch.full_like(measured.step_scale, step_scale))
             self.state = replace(self.state, measured=measured)
 
 
@@ -705,7 +713,7 @@ class FSLA(BilevelOptimizer):
             more.
         options: those of `BilevelOptimizer`.
 
-    Example:
+    Examples:
         >>> bilevel = fsla.FSLA(model, weights, inner_loss=inner_loss, outer_loss=outer_loss)
         >>> info = bilevel.step(train, trusted)
         >>> sorted(bilevel.adjoint)
@@ -734,7 +742,7 @@ class SOBA(BilevelOptimizer):
         outer: the hyper-parameters.
         options: those of `BilevelOptimizer`.
 
-    Example:
+    Examples:
         >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         >>> bilevel = fsla.SOBA(
         ...     model, weights, inner_loss=inner_loss, outer_loss=outer_loss, inner_optimizer=optimizer, outer_every=4
@@ -758,7 +766,7 @@ class MASOBA(BilevelOptimizer):
         new_grad_weight: weight of the new gradient in the average.
         options: those of `BilevelOptimizer`.
 
-    Example:
+    Examples:
         >>> bilevel = fsla.MASOBA(model, weights, inner_loss=inner_loss, outer_loss=outer_loss)
         >>> info = bilevel.step(train, trusted)
         >>> bilevel.step_count
@@ -784,26 +792,27 @@ def _name(optimizer: BilevelOptimizer, algorithm: Algorithm[Any] | str) -> str:
 
 
 def _both_losses(owner: str, inner_loss: object, outer_loss: object) -> bool:
-    """Whether losses were given: both or neither."""
+    """Whether there are losses: both or neither."""
     if (inner_loss is None) != (outer_loss is None):
         raise TypeError(f"{owner} takes both inner_loss= and outer_loss=, or neither where backward takes closures.")
     return inner_loss is not None
 
 
-def _algorithm(given: Algorithm[Any] | str) -> Algorithm[Any]:
-    if isinstance(given, Algorithm):
-        return given
-    if not isinstance(given, str):
+def _resolve(algorithm: Algorithm[Any] | str) -> Algorithm[Any]:
+    if isinstance(algorithm, Algorithm):
+        return algorithm
+    if not isinstance(algorithm, str):
         raise TypeError(
-            f"algorithm must be an algorithm, such as fsla.algorithms.soba(), or its name. Got {type(given).__name__}."
+            "algorithm must be an algorithm, such as fsla.algorithms.soba(), or its name. "
+            f"Got {type(algorithm).__name__}."
         )
-    pick(given, dict.fromkeys(list_algorithms()), "algorithm")
-    factory: Callable[..., Algorithm[Any]] = get_algorithm(given)
+    pick(algorithm, dict.fromkeys(list_algorithms()), "algorithm")
+    factory: Callable[..., Algorithm[Any]] = get_algorithm(algorithm)
     needed = [p.name for p in inspect.signature(factory).parameters.values() if p.default is inspect.Parameter.empty]
     if needed:
         raise TypeError(
-            f"algorithm={given!r} has no automatic step sizes: it needs {', '.join(needed)}. Pass an object, such as "
-            f"fsla.algorithms.{given}(fsla.steps.constant(outer_lr, inner_lr, adjoint_lr), ...)."
+            f"algorithm={algorithm!r} has no automatic step sizes: it needs {', '.join(needed)}. Pass an object, such "
+            f"as fsla.algorithms.{algorithm}(fsla.steps.constant(outer_lr, inner_lr, adjoint_lr), ...)."
         )
     return factory()
 

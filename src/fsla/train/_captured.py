@@ -48,7 +48,7 @@ the step itself makes of a change of its start by rounding."""
 class CaptureError(RuntimeError):
     """Error of a step that cannot be captured, or that would not give the numbers of the step itself.
 
-    Example:
+    Examples:
         >>> generator = torch.Generator()  # on the CPU, which has no graphs
         >>> algorithm = fsla.algorithms.soba(fsla.steps.constant(0.1, 0.1, 0.1))
         >>> problem = fsla.Problem(lambda lam, omega, batch: omega["w"], lambda lam, omega, batch: omega["w"])
@@ -63,7 +63,7 @@ class CaptureError(RuntimeError):
 class EngineWarning(UserWarning):
     """Warning that a faster engine is unavailable, or failed, and why.
 
-    Example:
+    Examples:
         >>> import warnings
         >>> warnings.simplefilter("error", fsla.train.EngineWarning)  # to stop rather than step eagerly
     """
@@ -130,7 +130,7 @@ class CudaGraph:
         self._drawn: list[StepBatches] = []
         """Batches that were drawn to see whether they repeat, and did not."""
         self._replay: Callable[[], None] | None = None
-        self._held: State
+        self._static: State
         self._agreed = 0
         """How many replays agreed with the step itself."""
         self._unseen = 0
@@ -141,8 +141,8 @@ class CudaGraph:
     def advance(self, state: State, n: int) -> State:
         goal = state.step_count + n
         due = n >= LONG
-        if n and self.name != "eager" and (self._replay is None or form(state) != form(self._held)):
-            state = self._begun(state)
+        if n and self.name != "eager" and (self._replay is None or form(state) != form(self._static)):
+            state = self._first_step(state)
         if state.step_count < goal and self.name != "eager":
             state = self._replays(state, goal - state.step_count, due=due)
         while state.step_count < goal:
@@ -153,7 +153,7 @@ class CudaGraph:
     # -------------------------------------------------------------------------------------------------------- replays
 
     def _replays(self, state: State, n: int, *, due: bool) -> State:
-        """Return the state after n replays; or, where they are given up, the one from which to step."""
+        """Return the state after n replays; where replays are abandoned, return the one from which to step."""
         random = self._generator.get_state()
         wrong, *counts = self._problem.counting(lambda: self._replay_steps(state, n, due=due))
         if wrong is None:
@@ -172,14 +172,14 @@ class CudaGraph:
         """Take n replays; return what is wrong with one of them, if anything is."""
         assert self._replay is not None
         begin = state.step_count
-        write_tensors(tensors_of(self._held), tensors_of(state))
+        write_tensors(tensors_of(self._static), tensors_of(state))
         rates = self._sent(range(begin, begin + n))
         algorithm = self._algorithm
         ahead = algorithm.at_one_point
         for k in range(begin, begin + n):
             compare = due or self._agreed < FIRST or self._unseen >= OFTEN - 1
             due = False
-            measures = algorithm.step_sizes.products_due(k if ahead else k + 1, self._held.measured) > 0
+            measures = algorithm.step_sizes.products_due(k if ahead else k + 1, self._static.measured) > 0
             random = self._generator.get_state()
             wrong = None
             try:
@@ -212,12 +212,12 @@ class CudaGraph:
                 return self._move(state, batches, rates)
 
             def compare() -> str | None:
-                expected, found = step(before), self._copy(before.step_count)
-                if not expected.is_finite() and not found.is_finite():  # Nothing to compare: again at the next step.
+                expected, result = step(before), self._copy(before.step_count)
+                if not expected.is_finite() and not result.is_finite():  # Nothing to compare: again at the next step.
                     self._agreed = 0
                     return None
                 self._agreed += 1
-                return difference(before, expected, found, step)
+                return difference(before, expected, result, step)
 
             part = self._problem.counting(compare)[0]
         if part is None:
@@ -229,11 +229,11 @@ class CudaGraph:
 
     def _measure(self, measure: Callable[[CountedProblem, State, StepBatches], State], k: int, random: Tensor) -> None:
         """Have the step sizes measure in the held state, after k steps, on the batches of a step."""
-        measured = measure(self._problem, replace(self._held, step_count=k), self._batches(random)).measured
-        places = tensors_of(self._held.measured)
+        measured = measure(self._problem, replace(self._static, step_count=k), self._batches(random)).measured
+        places = tensors_of(self._static.measured)
         write_tensors(places, tensors_of(measured))
         left = iter(places)
-        self._held = replace(self._held, measured=map_tensors(lambda t: next(left), measured))
+        self._static = replace(self._static, measured=map_tensors(lambda t: next(left), measured))
 
     def _batches(self, random: Tensor) -> StepBatches:
         """Return what was drawn from a state of the generator, and leave the generator as it is."""
@@ -245,7 +245,7 @@ class CudaGraph:
 
     # -------------------------------------------------------------------------------------------------------- capture
 
-    def _begun(self, state: State) -> State:
+    def _first_step(self, state: State) -> State:
         """Return the state one step later, when it has its lasting form; from there on the step is captured."""
         again = self._replay is not None
         with self._preparing():
@@ -297,17 +297,17 @@ class CudaGraph:
 
     def _capture(self, state: State) -> None:
         """Hold a copy of the state, and record the step from it to itself."""
-        self._held = replace(map_tensors(torch.clone, state), step_count=UNREAD)
+        self._static = replace(map_tensors(torch.clone, state), step_count=FORBIDDEN_STEP)
         rates = self._given_rates()
 
         def moved(batches: StepBatches) -> list[Tensor]:
-            after = self._move(self._held, batches, rates)
-            if form(after) != form(self._held):
-                raise CaptureError("A step that is captured must leave the state in the form that it found.")
+            after = self._move(self._static, batches, rates)
+            if form(after) != form(self._static):
+                raise CaptureError("A step that is captured must leave the state in the form that it has.")
             return tensors_of(after)
 
         def work(step: Callable[[StepBatches], list[Tensor]] = moved) -> None:
-            write_tensors(tensors_of(self._held), step(self._draw()))
+            write_tensors(tensors_of(self._static), step(self._draw()))
 
         self._problem.counting(lambda: self._recorder.warm_up(work))
         if self.name == "compile":
@@ -328,9 +328,9 @@ class CudaGraph:
         from torch.fx.experimental.proxy_tensor import make_fx  # Not promised by PyTorch; without it, no compiling.
 
         rates = self._given_rates()
-        held = deepcopy(self._draw())
-        places = _tensors(held)
-        trace = make_fx(lambda: tensors_of(self._move(self._held, held, rates)))()
+        static = deepcopy(self._draw())
+        places = _tensors(static)
+        trace = make_fx(lambda: tensors_of(self._move(self._static, static, rates)))()
         trace.graph.eliminate_dead_code()
         trace.recompile()
         with warnings.catch_warnings():
@@ -362,8 +362,8 @@ class CudaGraph:
     def _sent(self, steps: range) -> Tensor:
         """Return the rates of some steps on the device, a row for each; empty rows where the state has them."""
         sizes = self._algorithm.step_sizes
-        found = [[float(x) for x in sizes.rates(k, None)] if self._scheduled else [] for k in steps]
-        rows = torch.tensor(found, dtype=self._dtype)
+        numbers = [[float(x) for x in sizes.rates(k, None)] if self._scheduled else [] for k in steps]
+        rows = torch.tensor(numbers, dtype=self._dtype)
         on_gpu = self._generator.device.type == "cuda"
         return (rows.pin_memory() if on_gpu else rows).to(self._generator.device, non_blocking=True)
 
@@ -373,15 +373,15 @@ class CudaGraph:
 
     def _copy(self, k: int) -> State:
         """Return the state that the device holds."""
-        return replace(map_tensors(torch.clone, self._held), step_count=k)
+        return replace(map_tensors(torch.clone, self._static), step_count=k)
 
     @contextmanager
     def _preparing(self) -> Iterator[None]:
-        begun = time.perf_counter()
+        start = time.perf_counter()
         try:
             yield
         finally:
-            self.preparation_s += time.perf_counter() - begun
+            self.preparation_s += time.perf_counter() - start
 
     def _unavailable(self, error: Exception, worse: str, *, must_raise: bool) -> None:
         """Go on with the next best engine, or raise."""
@@ -392,7 +392,7 @@ class CudaGraph:
         self.name = worse
 
 
-class _Unread:
+class _ForbiddenStep:
     """Stands for k while a step is captured: nothing may be asked of it."""
 
     def _refuse(self, *args: object) -> NoReturn:
@@ -404,7 +404,7 @@ class _Unread:
     __floordiv__ = __rfloordiv__ = __mod__ = __rmod__ = __pow__ = __rpow__ = __neg__ = __divmod__ = _refuse
 
 
-UNREAD: Any = _Unread()
+FORBIDDEN_STEP: Any = _ForbiddenStep()
 
 
 def form(state: State) -> object:
@@ -470,7 +470,7 @@ def write_tensors(places: Sequence[Tensor], values: Sequence[Tensor]) -> None:
 
 
 def leaves_of(x: object) -> list[object]:
-    """Return the tensors, numbers and names that batches are made of, in a fixed order."""
+    """Return the tensors, numbers and names in batches, in a fixed order."""
     if x is None or isinstance(x, Tensor | bool | int | float | str):
         return [x]
     if isinstance(x, Batch):
@@ -516,7 +516,7 @@ def never_waiting() -> Iterator[None]:
 
 
 def reason_of(error: Exception) -> str:
-    """Return the first line of what an error says."""
+    """Return the first line of the text of an error."""
     first = (str(error).strip() or type(error).__name__).splitlines()[0]
     return first if first.endswith((".", "!", "?", ")")) else f"{first}."
 

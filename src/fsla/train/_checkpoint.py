@@ -22,7 +22,7 @@ KIND = "a checkpoint"
 class CheckpointError(ValueError):
     """Error of a checkpoint that cannot be read, written or used; the text is the whole message.
 
-    Example:
+    Examples:
         >>> try:
         ...     fsla.train.load_checkpoint("missing.safetensors")
         ... except fsla.CheckpointError as error:
@@ -44,7 +44,7 @@ def save_checkpoint(path: str | Path, value: object) -> None:
         CheckpointError: if the file cannot be written, or the path names anything but a regular file.
         TypeError: if the nest holds anything else.
 
-    Example:
+    Examples:
         >>> fsla.train.save_checkpoint("run.safetensors", {"step": 3, "weight": model.weight.detach()})
         >>> fsla.train.load_checkpoint("run.safetensors")["step"]
         3
@@ -65,7 +65,7 @@ def load_checkpoint(path: str | Path, device: torch.device | str = "cpu") -> obj
     Raises:
         CheckpointError: if the file is damaged, or is no checkpoint.
 
-    Example:
+    Examples:
         >>> fsla.train.save_checkpoint("run.safetensors", [1, 2])
         >>> fsla.train.load_checkpoint("run.safetensors")
         [1, 2]

@@ -6,7 +6,7 @@
     auto      on a GPU graph for runs of some length and compile for long ones; eager otherwise
 
 All give the same numbers to rounding. Captured steps are an optimisation, never at the price of a silent wrong number:
-they are compared with the step itself at first and now and then, and given up with a warning where they differ.
+they are compared with the step itself at first and now and then, and abandoned with a warning where they differ.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def make_engine(
     Raises:
         CaptureError: if "graph" or "compile" is asked for, and the algorithm or the device does not allow it.
 
-    Example:
+    Examples:
         >>> problem = fsla.Problem(
         ...     inner_loss=lambda lam, omega, batch: ((omega["w"] - lam["x"]) ** 2).sum() / 2,
         ...     outer_loss=lambda lam, omega, batch: ((omega["w"] - 1) ** 2).sum() / 2,

@@ -106,7 +106,7 @@ def fit(
         DivergenceError: if the run diverges and rollbacks do not help.
         TypeError, ValueError: if an argument is of the wrong kind or out of range.
 
-    Example:
+    Examples:
         >>> result = fsla.fit(bilevel, [train], [trusted], max_steps=100, eval_every=50)
         >>> [record["step"] for record in result.records]
         [50, 100]
@@ -155,7 +155,7 @@ class OptimizerStepper(Stepper):
 
     def __init__(self, optimizer: BilevelOptimizer, feeds: Sequence[Feed], schedulers: Sequence[Any]) -> None:
         self.subject = optimizer
-        self.group = optimizer.reducer.ranks
+        self.group = optimizer.reducer.process_group
         meshes: Iterator[DeviceMesh] = (p.device_mesh for p in optimizer.model.parameters() if is_sharded(p))
         self.mesh = next(meshes, None)
         self._optimizer = optimizer
@@ -186,7 +186,7 @@ class OptimizerStepper(Stepper):
                 optimizer.reducer.check_batches(dict(zip(("inner batch", "outer batch"), batches, strict=True)))
                 self._checked = True
             if self._resumed:  # As at the start of a run, before the first pass that moves buffers.
-                optimizer.settle(batches[0])
+                optimizer.select_hvp_method(batches[0])
                 self._resumed = False
             self._info = optimizer.step(*batches, independent_batches=independent)
             for scheduler in self._schedulers:

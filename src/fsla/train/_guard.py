@@ -1,7 +1,7 @@
 """Detect divergence: a loss, v or d that is not finite, or that grows a hundredfold over all that it has been.
 
 A quantity that rightly starts at 0 has no scale to be compared with. Its growth counts once it has stayed within its
-scale for some looks, or has gone on for several looks.
+scale at some checks, or has lasted for several checks.
 """
 
 from __future__ import annotations
@@ -20,9 +20,10 @@ KEEP_EVERY = 100
 GROWTH = 100.0
 """How much more than ever before a loss, v or d may be after CHECK_EVERY steps."""
 KNOWN = 3
-"""Looks without growth after which the scale of a quantity is known, and looks in a row that may show growth before."""
+"""Checks without growth after which the scale of a quantity is known, and the most checks in a row that may show growth
+before."""
 COMPARABLE = 1e-3
-"""Share of the larger loss that the smaller one must have at the first look for their scales to be known then."""
+"""Share of the larger loss that the smaller one must have at the first check for their scales to be known then."""
 
 
 class StepInfo(NamedTuple):
@@ -39,7 +40,7 @@ class StepInfo(NamedTuple):
         hessian_norm: L, a running estimate of the largest eigenvalue of H; None if it is not measured.
         outer_step_scale: ψ in [0, 1], the multiplier of λ's step; None if `outer_optimizer` was passed.
 
-    Example:
+    Examples:
         >>> info = bilevel.step(train, trusted)
         >>> info.step, bool(info.outer_loss > 0)
         (1, True)
@@ -60,7 +61,7 @@ class StepInfo(NamedTuple):
 class DivergenceError(RuntimeError):
     """Error of a run that diverged, where rollbacks with shorter steps did not help.
 
-    Example:
+    Examples:
         >>> diverging = torch.optim.SGD(model.parameters(), lr=100.0)
         >>> bilevel = fsla.SOBA(
         ...     model, weights, inner_loss=inner_loss, outer_loss=outer_loss, inner_optimizer=diverging, max_rollbacks=0
@@ -77,7 +78,7 @@ class DivergenceError(RuntimeError):
 class RollbackWarning(UserWarning):
     """Warning that a run diverged, and goes on from its last good state with shorter steps.
 
-    Example:
+    Examples:
         >>> import warnings
         >>> with warnings.catch_warnings(action="error", category=fsla.RollbackWarning):
         ...     info = bilevel.step(train, trusted)  # stops a run at its first divergence
@@ -90,8 +91,8 @@ class Scale:
 
     Args:
         largest: its largest size so far.
-        quiet: looks in a row, since it was first above 0, that showed no growth.
-        growths: looks in a row that showed growth while the scale was not known.
+        quiet: checks in a row, since it was first above 0, that showed no growth.
+        growths: checks in a row that showed growth while the scale was not known.
     """
 
     largest: float = 0.0
@@ -120,14 +121,14 @@ class Guard:
 
     def __init__(self, max_rollbacks: int | None) -> None:
         self.max_rollbacks = max_rollbacks
-        self.caution = 1.0
+        self.step_scale = 1.0
         """What steps are multiplied by after rollbacks."""
         self._scales: dict[str, Scale] = {}
         self._last: dict[str, float] = {}
-        """The sizes of v and d at the last look: where they are the same, λ did not move since."""
+        """The sizes of v and d at the last check: where they are the same, λ did not move since."""
 
     def is_due(self, step: int, *, measures: bool) -> bool:
-        """Return whether the guard looks after this step: also before anything is measured, which must be finite."""
+        """Return whether the guard checks after this step: also before anything is measured, which must be finite."""
         return self.max_rollbacks is not None and (measures or step == 0 or (step + 1) % CHECK_EVERY == 0)
 
     def is_lost(self, info: StepInfo) -> bool:
@@ -172,9 +173,9 @@ class Guard:
             "inner loss (v needs curvature), max_adjoint_norm=, or hvp_method='autograd'."
         )
 
-    def halved(self, caution: float, left: int) -> None:
-        """Remember that steps are `caution` times as long, and how many rollbacks are left."""
-        self.caution = caution
+    def halved(self, step_scale: float, left: int) -> None:
+        """Remember that steps are `step_scale` times as long, and how many rollbacks are left."""
+        self.step_scale = step_scale
         self.max_rollbacks = left
 
     def warn(self, what: str, at: int, step: int, left: int, *, owned: bool) -> None:
@@ -204,11 +205,12 @@ class Guard:
 
     def state_dict(self) -> dict[str, Any]:
         scales = {name: asdict(scale) for name, scale in self._scales.items()}
-        return {"max_rollbacks": self.max_rollbacks, "caution": self.caution, "scales": scales, "last": self._last}
+        counts = {"max_rollbacks": self.max_rollbacks, "step_scale": self.step_scale}
+        return {**counts, "scales": scales, "last": self._last}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.max_rollbacks = state["max_rollbacks"]
-        self.caution = state["caution"]
+        self.step_scale = state["step_scale"]
         self._scales = {name: Scale(**scale) for name, scale in state["scales"].items()}
         self._last = dict(state["last"])
 

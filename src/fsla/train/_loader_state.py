@@ -1,7 +1,7 @@
-"""Batches without end from two loaders, and the place in them, from which a run is taken up again exactly.
+"""Batches without end from two loaders, and the place in them, from which a run resumes exactly.
 
-A loader starts anew when it ends. What order it takes is drawn from random states as it starts; so these are kept as
-they were then, and a run that is taken up sets them, starts the loader and drops as many batches as were used.
+A loader starts anew when it ends. It draws its order from random states as it starts. These are saved, and a run that
+resumes sets them, starts the loader and drops as many batches as were used.
 """
 
 from __future__ import annotations
@@ -222,14 +222,14 @@ class Feed:
 
 def begin_together(reducer: DataParallelReducer, feeds: list[Feed]) -> None:
     """Make all ranks draw alike from here on: each begins with the random states of rank 0."""
-    group = reducer.ranks
+    group = reducer.process_group
     if group.world_size == 1:
         return
     if reducer.split_batches:
         for feed in feeds:
             feed.check_same(group)
     local: Any = [RandomState.now(cuda=False), [feed.generator_states() for feed in feeds]]
-    shared, generators = group.broadcast(local)
-    RandomState.set(shared)
+    random_states, generators = group.broadcast(local)
+    RandomState.set(random_states)
     for feed, states in zip(feeds, generators, strict=True):
         feed.set_generators(states)

@@ -58,7 +58,7 @@ class FitResult:
         best_step: step of the best metric. The model stays where the run ended.
         resumed_from: step of the checkpoint that the run resumed from.
 
-    Example:
+    Examples:
         >>> result = fsla.fit(bilevel, [train], [trusted], max_steps=20)
         >>> result.num_steps, result.stop_reason
         (20, 'steps')

@@ -53,8 +53,8 @@ class CheckpointManager:
         self._group = group
         self._mesh = mesh
         group.run_on_first(self._remove_parts)
-        shared = group.world_size > 1 or mesh is not None
-        self._store: stores.Store = stores.FolderStore(group) if shared else stores.FileStore()
+        several = group.world_size > 1 or mesh is not None
+        self._store: stores.Store = stores.FolderStore(group) if several else stores.FileStore()
         group.check_equal(cast(dict[str, Any], self._identity), "run")
         self._run_id: str = group.broadcast(container.new_run_id())
 

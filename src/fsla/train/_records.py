@@ -1,4 +1,4 @@
-"""What a run tells while it runs: records in a file, TensorBoard, and a bar on the terminal."""
+"""Run logging: JSON lines, TensorBoard and a progress bar."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fsla._json_values import among, each, either, number, record
+from fsla._json_values import among, each, either, mapping, number, record
 from fsla.algorithms._base import State
 from fsla.steps._schedules import StepSizes
 from fsla.steps._updates import Variable
@@ -17,9 +17,15 @@ from fsla.steps._updates import Variable
 COUNT = number(int, 0)
 _GUARD = record(
     max_rollbacks=either(among(None), COUNT),
-    caution=number(float, 0.0, 1.0),
+    step_scale=number(float, 0.0, 1.0),
     scales=each(record(largest=number(float, 0.0), quiet=COUNT, growths=COUNT)),
     last=each(lambda value: type(value) is float),
+)
+_SAVED = record(
+    format=number(int),
+    run=mapping,
+    tensors=each(lambda value: isinstance(value, Tensor)),
+    json=mapping,
 )
 _NEST = record(
     step_count=COUNT,
@@ -28,6 +34,16 @@ _NEST = record(
     state=lambda value: value is None or isinstance(value, State),
     optimizers=each(record(state=each(each(lambda value: True)), param_groups=lambda value: isinstance(value, list))),
 )
+
+
+def check_saved(state: object, version: int) -> None:
+    """Raise a ValueError unless a value is a plain dict of this version, as `state_dict` returns it."""
+    if not isinstance(state, Mapping):
+        raise ValueError(f"Cannot load state: it is a {type(state).__name__}, not the dict that state_dict returns.")
+    if state.get("format") != version:
+        raise ValueError(f"Cannot load state: its format is {state.get('format')!r}, not {version}.")
+    if not _SAVED(state):
+        raise ValueError("Cannot load state: a part of it is missing or malformed.")
 
 
 def check_nest(
@@ -48,7 +64,7 @@ def check_nest(
         measured = sizes.init(dict(omega))
         if type(state.measured) is not type(measured):
             raise ValueError("Cannot load state: what its step sizes measured is missing.")
-        check_like("what the step sizes measured", state.measured, measured)
+        check_like("measured", state.measured, measured)
         for f in fields(state):
             part = getattr(state, f.name)
             if isinstance(part, Variable):
@@ -87,19 +103,24 @@ def check_like(what: str, saved: Any, expected: Any) -> None:
         return
     numbers = all(isinstance(x, int | float) and not isinstance(x, bool) for x in (saved, expected))
     if not numbers and type(saved) is not type(expected):
-        raise ValueError(f"{what} is a {type(saved).__name__}, expected a {type(expected).__name__}")
+        raise ValueError(
+            f"Cannot load state: {what} is a {type(saved).__name__}, expected a {type(expected).__name__}."
+        )
     if isinstance(expected, Tensor) and (saved.dtype, saved.shape) != (expected.dtype, expected.shape):
-        raise ValueError(f"{what} has another form")
+        raise ValueError(
+            f"Cannot load state: {what} is {saved.dtype} of shape {tuple(saved.shape)}, expected {expected.dtype} of "
+            f"shape {tuple(expected.shape)}."
+        )
     if is_dataclass(expected):
         saved, expected = vars(saved), vars(expected)
     if isinstance(expected, Mapping):
         if saved.keys() != expected.keys():
-            raise ValueError(f"{what} has other names")
+            raise ValueError(f"Cannot load state: {what} has other names.")
         for name in expected:
             check_like(f"{what}.{name}", saved[name], expected[name])
     elif isinstance(expected, list | tuple):
         if len(saved) != len(expected):
-            raise ValueError(f"{what} has another length")
+            raise ValueError(f"Cannot load state: {what} has {len(saved)} entries, expected {len(expected)}.")
         for place, (part, expected_part) in enumerate(zip(saved, expected, strict=True)):
             check_like(f"{what}[{place}]", part, expected_part)
 

@@ -27,8 +27,8 @@ from fsla.problems._views import Oracles
 from fsla.steps._schedules import Rates, Scheduled
 from fsla.train._captured import (
     FIRST,
+    FORBIDDEN_STEP,
     OFTEN,
-    UNREAD,
     CaptureError,
     EngineWarning,
     difference,
@@ -117,22 +117,22 @@ class StepGraph:
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of step: all that it is made of but its state and its batches.
+    """A kind of step: all that it depends on but its state and its batches.
 
     Args:
         algorithm: what steps.
-        asked: the problem that it asks.
+        problem: the problem that it asks.
         due: whether λ moves.
     """
 
     algorithm: Algorithm[Any]
-    asked: Oracles
+    problem: Oracles
     due: bool
 
     def take(self, state: State, batches: StepBatches, rates: Rates | None = None) -> tuple[State, Losses]:
         """Return the state after the moves of the step, but for its step count, and the losses."""
         algorithm = self.algorithm
-        step = algorithm.context(self.asked, state.step_count, state.measured, batches, rates=rates)
+        step = algorithm.context(self.problem, state.step_count, state.measured, batches, rates=rates)
         after = algorithm.move(state, step) if self.due else algorithm.train(state, step)
         return after, step.losses()
 
@@ -158,7 +158,7 @@ class StepGraphs:
     """Whether steps are still captured."""
     _graphs: dict[Hashable, StepGraph | None] = field(default_factory=dict)
     """The graph of each key; None after its first step."""
-    _held: State | None = None
+    _static: State | None = None
     """The state that graphs read and write."""
     _places: tuple[int, ...] = ()
     """Where the parameters and buffers lie that graphs read and write."""
@@ -172,25 +172,25 @@ class StepGraphs:
     def advance(
         self,
         algorithm: Algorithm[Any],
-        asked: Oracles,
+        problem: Oracles,
         state: State,
         batches: StepBatches,
-        here: Callable[[State], State],
+        at_parameters: Callable[[State], State],
     ) -> tuple[State, Observed]:
         """Return the state after a step, and what it saw.
 
         Args:
-            algorithm, asked, state, batches: of the step.
-            here: puts λ and ω of a state where the parameters stand.
+            algorithm, problem, state, batches: of the step.
+            at_parameters: puts λ and ω of a state into the parameters.
         """
         places = tuple(t.data_ptr() for t in self.problem.moving())
         if places != self._places:
             self._graphs.clear()
-            self._held, self._places = None, places
-        if self._held is None:
-            state = here(state)
-        state = algorithm.prepare(asked, state, batches)
-        kind = Kind(algorithm, asked, algorithm.due(state.step_count))
+            self._static, self._places = None, places
+        if self._static is None:
+            state = at_parameters(state)
+        state = algorithm.prepare(problem, state, batches)
+        kind = Kind(algorithm, problem, algorithm.due(state.step_count))
         try:
             with self._prepared_optimizers():
                 after = self._replayed(kind, state, batches)
@@ -242,7 +242,7 @@ class StepGraphs:
         copy_(self._live(), before)
 
         def step(begin: State) -> State:
-            write_tensors(tensors_of(self._held), tensors_of(begin))
+            write_tensors(tensors_of(self._static), tensors_of(begin))
             with self.problem.leaving_random():
                 after = kind.take(replace(self._state, step_count=k), graph.batches)[0]
             after = replace(map_tensors(torch.clone, after), step_count=k)
@@ -266,18 +266,18 @@ class StepGraphs:
 
     def _captured(self, kind: Kind, batches: StepBatches) -> StepGraph:
         """Record the step from the held state to itself."""
-        held = replace(self._state, step_count=UNREAD)
+        state = replace(self._state, step_count=FORBIDDEN_STEP)
         rates = None if self._rates is None else Rates(*self._rates.unbind())
         static = _static(batches)
         seen: list[Observed] = []
         values: list[Tensor] = []
 
         def work() -> None:
-            after, losses = kind.take(held, static, rates)
-            if form(after) != form(held):
-                raise CaptureError("a step that is captured must leave the state in the form that it found.")
-            write_tensors(tensors_of(held), tensors_of(after))
-            seen[:] = [self.observe(held, losses)]
+            after, losses = kind.take(state, static, rates)
+            if form(after) != form(state):
+                raise CaptureError("a step that is captured must leave the state in the form that it has.")
+            write_tensors(tensors_of(state), tensors_of(after))
+            seen[:] = [self.observe(state, losses)]
             there = [value.detach().to(self._dtype) for value in seen[0] if value is not None]
             if not values:
                 values.append(torch.empty(len(there), dtype=self._dtype, device=there[0].device))
@@ -306,18 +306,18 @@ class StepGraphs:
 
     def _hold(self, state: State) -> None:
         """Have the numbers of a state in the tensors that graphs read."""
-        if self._held is not None and form(self._held) != form(state):
+        if self._static is not None and form(self._static) != form(state):
             self._graphs = dict.fromkeys(self._graphs)
-            self._held = None
-        if self._held is not None:
-            places = tensors_of(self._held)
+            self._static = None
+        if self._static is not None:
+            places = tensors_of(self._static)
             write_tensors(places, tensors_of(state))
             left = iter(places)
-            self._held = map_tensors(lambda t: next(left), state)
+            self._static = map_tensors(lambda t: next(left), state)
             return
         in_place = {t.untyped_storage().data_ptr() for t in self.problem.moving()}
         in_place |= {p.untyped_storage().data_ptr() for one in self.optimizers for p in _parameters(one)}
-        self._held = map_tensors(lambda t: t if t.untyped_storage().data_ptr() in in_place else t.clone(), state)
+        self._static = map_tensors(lambda t: t if t.untyped_storage().data_ptr() in in_place else t.clone(), state)
 
     def _key(self, kind: Kind, batches: StepBatches) -> Hashable:
         """All that a graph depends on besides the numbers in its tensors, and the places of parameters."""
@@ -355,7 +355,7 @@ class StepGraphs:
 
     def _live(self) -> list[Tensor]:
         """All tensors that a step moves: variables, buffers, optimisers' states and the rest of the run's state."""
-        tensors = [*self.problem.moving(), *tensors_of(self._held)]
+        tensors = [*self.problem.moving(), *tensors_of(self._static)]
         for one in self.optimizers:
             tensors += [t for entry in one.state.values() for t in entry.values() if isinstance(t, Tensor)]
         return list({t.data_ptr(): t for t in tensors if t.numel()}.values())
@@ -366,8 +366,8 @@ class StepGraphs:
     @property
     def _state(self) -> State:
         """The held state."""
-        assert self._held is not None
-        return self._held
+        assert self._static is not None
+        return self._static
 
     def _copy(self, k: int) -> State:
         """A copy of the held state."""
@@ -377,7 +377,7 @@ class StepGraphs:
         """Take all further steps eagerly."""
         self.active = False
         self._graphs.clear()
-        self._held = None
+        self._static = None
         for one in self.optimizers:  # Counters go back to the host, where eager optimisers read them.
             groups = [group for group in one.param_groups if not (group.get("capturable", True) or group.get("fused"))]
             for entry in [one.state.get(p, {}) for group in groups for p in group["params"]]:

@@ -26,7 +26,7 @@ class SampleWeights(nn.Module):
         num_samples: number of samples.
         init: weight that all samples begin with.
 
-    Example:
+    Examples:
         >>> weights = fsla.SampleWeights(1000, init=0.9)
         >>> weights(torch.tensor([0, 999])).detach()
         tensor([0.9000, 0.9000])
@@ -66,7 +66,7 @@ class GroupWeights(nn.Module):
     Raises:
         ValueError: if there are fewer than two groups, or `init` has other names.
 
-    Example:
+    Examples:
         >>> weights = fsla.GroupWeights(["web", "forum", "vendor"])
         >>> weights(["vendor", "web"]).detach()
         tensor([1., 1.])
@@ -145,7 +145,7 @@ class ProductWeights(nn.Module):
     Raises:
         ValueError: if there are fewer than two.
 
-    Example:
+    Examples:
         >>> weights = fsla.ProductWeights(fsla.GroupWeights(["web", "forum"]), fsla.GroupWeights(["ann", "bob"]))
         >>> weights(["web", "web"], ["ann", "bob"]).detach()
         tensor([1., 1.])

@@ -13,7 +13,7 @@ from fsla.problems._module import ModuleProblem, named_tensors
 
 def join_ranks(problem: ModuleProblem, reducer: DataParallelReducer, settings: Mapping[str, object]) -> None:
     """Broadcast parameters and buffers from rank 0. Raise unless all ranks have the same form and settings."""
-    group = reducer.ranks
+    group = reducer.process_group
     if group.world_size == 1:
         return
     device = passes.device_of(problem.omega)
