@@ -288,11 +288,11 @@ class ClosureProblem(ModuleProblem):
             reducer=reducer,
         )
 
-    def leaves(
-        self, level: Level, at: Point, data: Sequence[Any], *, omega: bool, lam: bool
-    ) -> AbstractContextManager[GraphLeaves]:
+    @contextmanager
+    def leaves(self, level: Level, at: Point, data: Sequence[Any], *, omega: bool, lam: bool) -> Iterator[GraphLeaves]:
         """The hooks of the loop's wrappers wait for every gradient of the model."""
-        return super().leaves(level, at, data, omega=True, lam=lam)
+        with super().leaves(level, at, data, omega=True, lam=lam) as leaves:
+            yield leaves
 
     def _casting(self, device: torch.device) -> AbstractContextManager[object]:
         return nullcontext()

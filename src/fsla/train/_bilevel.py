@@ -156,9 +156,7 @@ class BilevelOptimizer(ProblemAtPoint):
         if inner_loss is None or outer_loss is None:
             closures = ClosureReducer(network)
             self.reducer: DataParallelReducer = closures
-            self._problem: ModuleProblem = ClosureProblem(
-                model, outer, autocast_dtype=autocast_dtype, reducer=closures
-            )
+            self._problem: ModuleProblem = ClosureProblem(model, outer, autocast_dtype=autocast_dtype, reducer=closures)
         else:
             self.reducer = DataParallelReducer(network, split_batches=split_batches)
             self._problem = ModuleProblem(

@@ -1,4 +1,4 @@
-"""The mix-in for a LightningModule: the closure of Lightning's optimiser step becomes the inner closure of `backward`."""
+"""The mix-in for a LightningModule: the closure of Lightning's optimiser step is the inner closure of `backward`."""
 
 from __future__ import annotations
 

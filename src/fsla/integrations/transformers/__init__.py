@@ -1,10 +1,10 @@
 """Weights of training data in transformers' Trainer, and in the classes that are made from it.
 
-    from fsla.integrations.transformers import BilevelConfig, bilevel
+from fsla.integrations.transformers import BilevelConfig, bilevel
 
-    config = BilevelConfig(weights=weights, trusted_dataset=trusted, group_column="source", outer_every=8)
-    trainer = bilevel(Trainer)(model=model, args=args, train_dataset=dataset, bilevel=config)
-    trainer.train(resume_from_checkpoint=True)
+config = BilevelConfig(weights=weights, trusted_dataset=trusted, group_column="source", outer_every=8)
+trainer = bilevel(Trainer)(model=model, args=args, train_dataset=dataset, bilevel=config)
+trainer.train(resume_from_checkpoint=True)
 """
 
 from fsla._extras import require_for

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, pad
 
@@ -86,8 +85,9 @@ class WeightedLossFunction:
 
 def install_loss_function(model: nn.Module) -> WeightedLossFunction | None:
     """Put a weighted loss function into a model, and return it; None where its loss is no cross entropy."""
-    base: Any = model.get_base_model() if hasattr(model, "get_base_model") else model
-    present = getattr(base, "loss_function", None)
+    network: Any = model
+    base = network.get_base_model() if hasattr(network, "get_base_model") else network
+    present: Any = getattr(base, "loss_function", None)
     if isinstance(present, WeightedLossFunction):
         return present
     name = getattr(present, "__name__", "")

@@ -58,10 +58,11 @@ class GroupSampler(Sampler[int]):
 
     def row_weights(self, groups: Tensor) -> Tensor:
         """Return what the loss of drawn rows is multiplied by: about 1, with the gradient that the weights have."""
-        weights = self._weights(torch.arange(len(self._rows), device=groups.device))
+        weights: Tensor = self._weights(torch.arange(len(self._rows), device=groups.device))
         sizes = self._sizes.to(weights)
-        shares = weights * sizes / (weights * sizes).sum()
-        return (shares / _with_floor(shares.detach(), sizes))[groups]
+        fractions = weights * sizes / (weights * sizes).sum()
+        ratios: Tensor = fractions / _with_floor(fractions.detach(), sizes)
+        return ratios[groups]
 
     def use(self, count: int) -> None:
         """Take note that rows were trained on: those that a loader has drawn ahead are drawn again after a resume."""
@@ -86,9 +87,9 @@ class GroupSampler(Sampler[int]):
             yield row
 
     def _draw(self) -> int:
-        shares = self._weights.weights.cpu() * self._sizes
-        shares = _with_floor(shares / shares.sum(), self._sizes)
-        group = int(torch.multinomial(shares, 1, generator=self._generator))
+        fractions = self._weights.weights.cpu() * self._sizes
+        fractions = _with_floor(fractions / fractions.sum(), self._sizes)
+        group = int(torch.multinomial(fractions, 1, generator=self._generator))
         number_of_pass, place = divmod(self._drawn[group], len(self._rows[group]))
         if place == 0 or group not in self._orders:
             seed = mix_seed(self._seed, 7 + group, number_of_pass) or 0
@@ -116,5 +117,5 @@ class GroupSampler(Sampler[int]):
         self._resumes = 0 < self._used < len(self)
 
 
-def _with_floor(shares: Tensor, sizes: Tensor) -> Tensor:
-    return (1 - FLOOR) * shares + FLOOR * sizes / sizes.sum()
+def _with_floor(fractions: Tensor, sizes: Tensor) -> Tensor:
+    return (1 - FLOOR) * fractions + FLOOR * sizes / sizes.sum()

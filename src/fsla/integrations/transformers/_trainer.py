@@ -72,11 +72,15 @@ class BilevelTrainerMixin(_Base):  # type: ignore[misc]
         True
     """
 
+    current_gradient_accumulation_steps: Any
+    data_collator: Any
+    optimizer: Any
+    _signature_columns: Any
+
     def __init__(self, *args: Any, bilevel: BilevelConfig, **kwargs: Any) -> None:
         if not isinstance(bilevel, BilevelConfig):
             raise TypeError(
-                "bilevel must be a fsla.integrations.transformers.BilevelConfig. "
-                f"Got {type(bilevel).__name__} instead."
+                f"bilevel must be a fsla.integrations.transformers.BilevelConfig. Got {type(bilevel).__name__} instead."
             )
         self.bilevel_config = bilevel
         self.bilevel: BilevelOptimizer | None = None
@@ -204,8 +208,8 @@ class BilevelTrainerMixin(_Base):  # type: ignore[misc]
         column = self.bilevel_config.group_column
         if column not in inputs:
             raise ValueError(
-                f"The batch has no column {column!r}: a row of it had none. The training data must have the column that "
-                "group_column names."
+                f"The batch has no column {column!r}, which group_column names: a row of it had none. Add it to every "
+                "row of the training data."
             )
         self._parts.append(inputs)
         if not self.accelerator.gradient_state.sync_gradients:
@@ -301,18 +305,19 @@ class BilevelTrainerMixin(_Base):  # type: ignore[misc]
 
     def _loss_by_groups(self, model: nn.Module, inputs: dict[str, Any], groups: Tensor, num_items: Any) -> Tensor:
         """The sum of the groups' losses, each times its weight, from one call for each group."""
-        counts = {int(group): (groups == group).nonzero()[:, 0] for group in groups.unique()}
+        counts = {group: (groups == group).nonzero()[:, 0] for group in sorted(set(groups.tolist()))}
         parts = [(group, rows, 1.0) for group, rows in counts.items()]
-        calls = self.bilevel.reducer.ranks.all_reduce_max([len(parts)])[0] if self.bilevel is not None else len(parts)
+        assert self.bilevel is not None
+        (calls,) = self.bilevel.reducer.process_group.all_reduce_max([len(parts)])
         parts += [(parts[0][0], parts[0][1][:1], 0.0)] * (calls - len(parts))  # Ranks must call equally often.
         total: Any = 0.0
         unweighted: Any = 0.0
         for group, rows, counted in parts:
             part = {name: _take(name, value, rows, len(groups)) for name, value in inputs.items()}
-            share = counted * (1.0 if num_items is not None else len(rows) / len(groups))
+            portion = counted * (1.0 if num_items is not None else len(rows) / len(groups))
             loss = super().compute_loss(model, part, return_outputs=False, num_items_in_batch=num_items)
-            total = total + share * self._row_weights(groups.new_tensor([group]))[0] * loss
-            unweighted = unweighted + share * loss.detach()
+            total = total + portion * self._row_weights(groups.new_tensor([group]))[0] * loss
+            unweighted = unweighted + portion * loss.detach()
         steps = 1 if num_items is not None else self.current_gradient_accumulation_steps
         self._logged.note(unweighted / steps)
         loss_of_batch: Tensor = total
@@ -328,7 +333,7 @@ class BilevelTrainerMixin(_Base):  # type: ignore[misc]
         inputs = {name: value for name, value in inputs.items() if name != self.bilevel_config.group_column}
         return super().prediction_step(model, inputs, *args, **kwargs)
 
-    # -------------------------------------------------------------------------------------------------------------- logs
+    # ------------------------------------------------------------------------------------------------------------- logs
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         if "loss" in logs and self.bilevel is not None:
@@ -351,7 +356,7 @@ class BilevelTrainerMixin(_Base):  # type: ignore[misc]
         for name, value in metrics.items():
             setattr(self, name, copy.deepcopy(value))
 
-    # ------------------------------------------------------------------------------------------------------- checkpoints
+    # ------------------------------------------------------------------------------------------------------ checkpoints
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
         super()._save_optimizer_and_scheduler(output_dir)
@@ -372,7 +377,8 @@ class BilevelTrainerMixin(_Base):  # type: ignore[misc]
         self.bilevel_config.weights.load_state_dict(saved["weights"])
         if (saved["sampler"] is None) != (self._sampler is None):
             raise ValueError(
-                f"{checkpoint} was written with sample_by_weights={self._sampler is None}. Resume with the same setting."
+                f"{checkpoint} was written with sample_by_weights={self._sampler is None}. Resume with the same "
+                "setting."
             )
         if self._sampler is not None:
             self._sampler.load_state_dict(saved["sampler"])
