@@ -89,10 +89,13 @@ class BilevelTrainerMixin(_Base):  # type: ignore[misc]
         self._logged = _Logged()
         # What the class does to its data in `__init__`, such as tokenising, is done to the trusted data too.
         bound = inspect.signature(super().__init__).bind_partial(*args, **kwargs)
-        evaluated = bound.arguments.get("eval_dataset")
+        by_name = bound.arguments if "eval_dataset" in bound.signature.parameters else kwargs
+        evaluated = by_name.get("eval_dataset")
         several = evaluated if isinstance(evaluated, dict) else {} if evaluated is None else {"eval": evaluated}
-        bound.arguments["eval_dataset"] = {**several, TRUSTED: bilevel.trusted_dataset}
-        super().__init__(*bound.args, **bound.kwargs)
+        by_name["eval_dataset"] = {**several, TRUSTED: bilevel.trusted_dataset}
+        if by_name is bound.arguments:
+            args, kwargs = bound.args, bound.kwargs
+        super().__init__(*args, **kwargs)
         prepared = dict(self.eval_dataset)
         self._trusted = prepared.pop(TRUSTED)
         self.eval_dataset: Any = prepared if isinstance(evaluated, dict) else prepared.get("eval")
