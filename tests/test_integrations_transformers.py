@@ -285,6 +285,22 @@ def test_resumed_run_equals_whole_run(case, tmp_path):
     assert resumed.state.log_history[-2]["weight/plain"] == whole.state.log_history[-2]["weight/plain"]
 
 
+def test_resumed_run_has_state_of_given_outer_optimizer(tmp_path):
+    """No Trainer saves the optimiser of the weights; without its moments they would go another way."""
+
+    def run(**more):
+        weights = fsla.GroupWeights(NAMES)
+        config = {"weights": weights, "outer_optimizer": torch.optim.Adam(weights.parameters(), lr=0.1)}
+        trainer = make_trainer(tmp_path, outer_every=2, config=config)
+        trainer.train(**more)
+        return trainer
+
+    whole, resumed = run(), run(resume_from_checkpoint=str(tmp_path / "checkpoint-6"))
+    assert torch.equal(values(resumed), values(whole))
+    with pytest.raises(ValueError, match="state of outer_optimizer"):
+        make_trainer(tmp_path, outer_every=2).train(resume_from_checkpoint=True)
+
+
 def test_resume_true_takes_last_checkpoint(tmp_path):
     """As in the Trainer's own scripts."""
     whole = make_trainer(tmp_path / "whole")

@@ -23,7 +23,8 @@ def main(output_dir, max_steps):
     model = make_model()
     weights = fsla.GroupWeights(SOURCES).to(accelerator.device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, weight_decay=0.0)
-    loader = DataLoader(list(zip(*make_sources(), strict=True)), batch_size=16)
+    samples, generator = list(zip(*make_sources(), strict=True)), torch.Generator()
+    loader = DataLoader(samples, batch_size=16, generator=generator)  # draws nothing from the stream of dropout
     trusted_loader = DataLoader(make_rows("manual", 64, 100), batch_size=16)
     model, optimizer, loader, trusted_loader = accelerator.prepare(model, optimizer, loader, trusted_loader)
     outer_optimizer = partial(torch.optim.Adam, lr=0.15)

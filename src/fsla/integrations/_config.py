@@ -27,7 +27,7 @@ class BilevelConfig:
         trusted_batch_size: trusted samples on each device; by default as many as training samples.
         algorithm: algorithm, or the name of one with automatic step sizes. It must ask for everything at one point, as
             "soba", "ma_soba" and "one_step" do.
-        adjoint_optimizer: function that makes the optimiser of the adjoint.
+        adjoint_optimizer: function of parameters that makes the optimiser of the adjoint.
         outer_optimizer: torch optimiser of the weights, or a function that makes one.
         options: further arguments of `fsla.BilevelOptimizer`, such as ``{"max_adjoint_norm": 10.0}``.
 
@@ -83,6 +83,27 @@ class BilevelConfig:
             autocast_dtype=autocast_dtype,
             **self.options,
         )
+
+    def state_dict(self, bilevel: BilevelOptimizer) -> dict[str, Any]:
+        """Return all that the loop does not save itself, as a dict that `torch.load(weights_only=True)` reads."""
+        optimizer = self.outer_optimizer
+        return {
+            "bilevel": bilevel.state_dict(),
+            "weights": self.weights.state_dict(),
+            "outer_optimizer": optimizer.state_dict() if isinstance(optimizer, torch.optim.Optimizer) else None,
+        }
+
+    def load_state_dict(self, bilevel: BilevelOptimizer, state: Mapping[str, Any]) -> None:
+        """Set what `state_dict` returned."""
+        bilevel.load_state_dict(state["bilevel"])
+        self.weights.load_state_dict(state["weights"])
+        if (state["outer_optimizer"] is None) == isinstance(self.outer_optimizer, torch.optim.Optimizer):
+            raise ValueError(
+                "Cannot load the state of outer_optimizer: it was an optimiser in one run, and a function that makes "
+                "it, or nothing, in the other. Give the same in both."
+            )
+        if isinstance(self.outer_optimizer, torch.optim.Optimizer):
+            self.outer_optimizer.load_state_dict(state["outer_optimizer"])
 
     def check_outside(self, model: nn.Module) -> None:
         """Raise if the weights are a part of the model, whose loop would train, wrap and shard them."""

@@ -137,19 +137,17 @@ class BilevelMixin(_Base):  # type: ignore[misc]
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         super().on_save_checkpoint(checkpoint)
-        checkpoint[KEY] = {
-            "bilevel": None if self.bilevel is None else self.bilevel.state_dict(),
-            "weights": self.bilevel_config.weights.state_dict(),
-            "random": random_state(self),
-        }
+        state = None if self.bilevel is None else self.bilevel_config.state_dict(self.bilevel)
+        checkpoint[KEY] = {"state": state, "random": random_state(self)}
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         super().on_load_checkpoint(checkpoint)
         saved = checkpoint.get(KEY)
         if saved is not None:
-            self.bilevel_config.weights.load_state_dict(saved["weights"])
-            self._loaded = saved["bilevel"]
+            self._loaded = saved["state"]
             self._random = saved["random"]
+            if self._loaded is not None:
+                self.bilevel_config.weights.load_state_dict(self._loaded["weights"])
         elif self._trainer is not None and self.trainer.training:
             raise ValueError(
                 "The checkpoint has no bilevel state: it is not of a bilevel run. Resume from another one, or begin "
@@ -208,7 +206,7 @@ class BilevelMixin(_Base):  # type: ignore[misc]
             dtype = torch.bfloat16 if str(self.trainer.precision).startswith("bf16") else None
             self.bilevel = self.bilevel_config.build(model, raw, dtype)
         if self._loaded is not None:
-            self.bilevel.load_state_dict(self._loaded)
+            self.bilevel_config.load_state_dict(self.bilevel, self._loaded)
             self._loaded = None
         return self.bilevel
 

@@ -224,7 +224,7 @@ class BilevelTrainerMixin(_Base):  # type: ignore[misc]
 
         def inner() -> Any:
             self._set_metrics(metrics)
-            self._logged.unweighted = None
+            self._logged.begin_pass()
             total: Any = 0.0
             for number, part in enumerate(parts):
                 last = number == len(parts) - 1
@@ -364,11 +364,8 @@ class BilevelTrainerMixin(_Base):  # type: ignore[misc]
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
         super()._save_optimizer_and_scheduler(output_dir)
         if self.args.should_save and self.bilevel is not None:
-            state = {
-                "bilevel": self.bilevel.state_dict(),
-                "weights": self.bilevel_config.weights.state_dict(),
-                "sampler": None if self._sampler is None else self._sampler.state_dict(),
-            }
+            sampler = None if self._sampler is None else self._sampler.state_dict()
+            state = self.bilevel_config.state_dict(self.bilevel) | {"sampler": sampler}
             torch.save(state, os.path.join(output_dir, STATE_FILE))
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
@@ -376,8 +373,7 @@ class BilevelTrainerMixin(_Base):  # type: ignore[misc]
         if checkpoint is None:
             return
         saved = self._saved(checkpoint)
-        self._bilevel_of(self.model_wrapped).load_state_dict(saved["bilevel"])
-        self.bilevel_config.weights.load_state_dict(saved["weights"])
+        self.bilevel_config.load_state_dict(self._bilevel_of(self.model_wrapped), saved)
         if (saved["sampler"] is None) != (self._sampler is None):
             raise ValueError(
                 f"{checkpoint} was written with sample_by_weights={self._sampler is None}. Resume with the same "
@@ -457,20 +453,27 @@ class _Logged:
         self.clear()
 
     def clear(self) -> None:
-        self.unweighted: Tensor | None = None
-        """Of the present step."""
+        self._passes: list[Tensor | None] = []
+        """The unweighted losses of the passes of the present step."""
         self.outer: Tensor | None = None
         self._sum: Tensor | None = None
         self._steps = 0
 
+    def begin_pass(self) -> None:
+        self._passes.append(None)
+
     def note(self, loss: Tensor) -> None:
         """Add the unweighted loss of a micro-batch."""
-        self.unweighted = loss if self.unweighted is None else self.unweighted + loss
+        last = self._passes[-1]
+        self._passes[-1] = loss if last is None else last + loss
 
     def add(self) -> None:
-        """End a step."""
-        if self.unweighted is not None:
-            self._sum = self.unweighted if self._sum is None else self._sum + self.unweighted
+        """End a step, whose loss is the mean at both ends of a difference where it passed at two points."""
+        losses = [loss for loss in self._passes[-2:] if loss is not None]
+        self._passes.clear()
+        if losses:
+            loss = sum(losses[1:], losses[0]) / len(losses)
+            self._sum = loss if self._sum is None else self._sum + loss
             self._steps += 1
 
     def take(self, device: torch.device) -> dict[str, Tensor]:
