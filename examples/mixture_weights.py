@@ -1,6 +1,6 @@
 """Which of twelve sources of training data help? A weight for each, learnt on 100 trusted images in one run.
 
-The sources are parts of scikit-learn's digits: two are clean, ten are corrupted in four ways. Against it: uniform
+The sources are parts of scikit-learn's digits: two are clean, ten have errors of four kinds. Against it: uniform
 weights, one run for each source (of which the trusted images choose the best), and the trusted images alone. Measured,
 accuracy on test images: FSLA 93.0 %, best single source 91.3 %, trusted images alone 89.5 %, uniform 46.7 %. The two
 clean sources get 78 % of the weight, in one run instead of twelve; 120 steps (--small) are too few for that.
@@ -49,7 +49,7 @@ def outer_loss(model, logits, batch):
 
 
 def train(data, trusted, steps, seed):
-    """A network and the weights by step: learnt, without any rate given, if there are trusted images, else equal."""
+    """A network and the weights by step: learnt, with automatic steps, if there are trusted images, else equal."""
     torch.manual_seed(seed)
     model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
     logits = nn.Parameter(torch.zeros(len(KINDS)))

@@ -27,7 +27,7 @@ CAP = 20.0  # the largest penalty; a plain exponential grows for ever, and makes
 
 
 def synthetic(random):
-    """Six groups of 20 features; two of each group matter, so that the groups tell nothing."""
+    """Six groups of 20 features; two of each group matter, so that the groups are no hint."""
     x = random.standard_normal((2300, 120))
     return x, x @ (np.arange(120) % 20 < 2) + random.standard_normal(2300), np.repeat(np.arange(6), 20)
 

@@ -1,6 +1,5 @@
 """Single files: every byte is under a digest, and nothing but a whole file of the right kind is read."""
 
-import copy
 import os
 import socket
 from random import Random
@@ -22,7 +21,7 @@ from fsla.train import load_checkpoint, save_checkpoint
 from lazy_rows_program import weighted
 
 FLIPS = 120
-KINDS = ["checkpoint", "fit", "rank", "manifest", "cleaner", "weigher"]
+KINDS = ["checkpoint", "fit", "rank", "manifest", "model"]
 
 
 def fitted(steps, folder):
@@ -51,20 +50,19 @@ def written(tmp_path_factory):
     batches = fsla.StepBatches.shared(torch.arange(101), torch.arange(10))
     run = LazyRowOptimizer(algorithm, problem, at, batches)
     save_shards(folder, run)
-    random = np.random.default_rng(0)
-    x, y = random.standard_normal((40, 3)), np.array(["a", "b"] * 20)
-    options = {"steps": 1, "bilevel_steps": 1, "folds": 2, "random_state": 0, "device": "cpu", "ways": ["everything"]}
-    groups = np.arange(40) % 2
-    fsla.HyperCleaner(**options).fit(x, y, x[:8], y[:8], groups).save(folder / "cleaner")
-    fsla.DataWeigher(**options).fit(x, x[:, 0], groups, x[:8], x[:8, 0]).save(folder / "weigher")
+    rng = np.random.default_rng(0)
+    x, y = rng.standard_normal((40, 3)), np.array(["a", "b"] * 20)
+    checked = np.where(np.arange(40) < 20, y, None)
+    cleaner = fsla.data.LabelCleaner(strategies=["trusted_only"], learners=["linear"], random_state=0)
+    cleaner.fit(x, y, y_checked=checked)
+    fsla.data.DataModel("classification", cleaner._builder, cleaner._predictor, cleaner.classes_).save(folder / "model")
     shard = IndexRange(101)
     return {
         "checkpoint": (folder / "x", load_checkpoint),
         "fit": (folder / "fit" / "checkpoint-00000002.safetensors", lambda path: container.read(path, stores.KIND)),
         "rank": (folder / "rank-0-of-1" / "step-0.safetensors", lambda path: load_shards(path.parents[1], shard)),
         "manifest": (folder / "manifest.fsla", lambda path: load_shards(path.parent, shard)),
-        "cleaner": (folder / "cleaner", fsla.HyperCleaner.load),
-        "weigher": (folder / "weigher", fsla.DataWeigher.load),
+        "model": (folder / "model", fsla.data.load_model),
     }
 
 
@@ -134,9 +132,9 @@ def denied(path, flags):
 def test_read_of_other_kind_or_version_raises(file, written):
     """Each refusal names what the file holds."""
     path, _, read = file
-    other, _ = written["checkpoint" if path.name != "x" else "cleaner"]
+    other, _ = written["checkpoint" if path.name != "x" else "model"]
     path.write_bytes(other.read_bytes())
-    with pytest.raises(ValueError, match=r"it holds (a checkpoint|HyperCleaner), not "):
+    with pytest.raises(ValueError, match=r"it holds (a checkpoint|fsla.data model), not "):
         read()
     path.write_bytes(container._sealed({"fsla": "9.8.7", "kind": "x"}, {}, b"1", "fsla-0099"))
     with pytest.raises(ValueError, match=r"fsla 9\.8\.7 wrote it in format fsla-0099, and this is fsla"):
@@ -159,57 +157,6 @@ def test_read_of_large_file_raises_before_reading(tmp_path):
     with pytest.raises(ValueError, match=r"it has 8796093022208 bytes, more than the limit"):
         load_checkpoint(tmp_path / "x")
     assert monotonic() - begin < 1.2
-
-
-def edits(content, tensors):
-    """Yield changed copies of what an estimator's file holds."""
-    bad = [None, -1, "x", [], {}, 10**30, [[]], True, 0.5, ["x"], {"a": 1}]
-    for name in content:
-        for value in bad:
-            if value is None and (content[name] is None or name == "model"):
-                continue
-            yield f"{name} = {value!r}", content | {name: value}, tensors
-        yield f"without {name}", {key: value for key, value in content.items() if key != name}, tensors
-    yield "one part more", content | {"__class__": 1}, tensors
-    for name, t in tensors.items():
-        yield f"without {name}", content, {key: value for key, value in tensors.items() if key != name}
-        yield f"{name} has another shape", content, tensors | {name: t[None]}
-        yield f"{name} has another dtype", content, tensors | {name: t.to(torch.int32)}
-        if t.is_floating_point():
-            yield f"{name} is not a number", content, tensors | {name: torch.full_like(t, torch.nan)}
-        elif name != "_given":
-            yield f"{name} is out of range", content, tensors | {name: t + 2}
-    yield "one tensor more", content, tensors | {"predict": torch.ones(1)}
-    yield "one network more", content, tensors | {"99.weight": torch.ones(1)}
-    for table in ("weights_", "candidates_"):
-        for column in content[table]:
-            for cell in (None, -5, [1], {}, 1e9 if column == "share" else "\0" if column == "decision" else [2]):
-                changed = copy.deepcopy(content)
-                changed[table][column][0] = cell
-                if not (column == "log_likelihood" and cell == -5):
-                    yield f"{table}.{column} = {cell!r}", changed, tensors
-            yield f"{table} is ragged", content | {table: content[table] | {column: []}}, tensors
-    for shape in ([4], [10**12], [3, 3], [1, 8, 8], [3.0], [-3], []):
-        yield f"shape = {shape}", content | {"shape": shape}, tensors
-    weight, temperature, count = content["members"][0]
-    for member in (
-        [weight, temperature, count + 1], [weight, temperature, 10**12], [2.0, temperature, count], [weight, 0, count],
-        [weight, temperature], [-weight, temperature, count], [weight, temperature, 1.0],
-    ):  # fmt: skip
-        yield f"member = {member}", content | {"members": [member, *content["members"][1:]]}, tensors
-
-
-@pytest.mark.parametrize("kind", ["cleaner", "weigher"])
-def test_load_of_edited_estimator_raises(written, tmp_path, kind):
-    """Nothing is set or allocated from a file before it is known to fit."""
-    path, read = written[kind]
-    owner = {"cleaner": "HyperCleaner", "weigher": "DataWeigher"}[kind]
-    stored = container.read(path, owner)
-    for what, content, tensors in edits(stored.json, stored.tensors):
-        (tmp_path / "x").write_bytes(container.to_bytes(owner, tensors, content))
-        with pytest.raises(ValueError) as caught:  # noqa: PT011, the text is asserted on below
-            read(tmp_path / "x")
-        assert str(caught.value).startswith("Cannot read"), what
 
 
 def test_fit_with_records_of_other_run_raises(tmp_path):

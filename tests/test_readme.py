@@ -35,14 +35,13 @@ def test_readme_runs(capsys):
 
 def test_data_page_runs(capsys):
     names = run("docs/data.md")
-    cleaner = names["cleaner"]
-    assert cleaner.weights_.set_index("group")["decision"].to_dict() == {"shop": "keep", "forum": "drop"}
-    wrong = names["y"] != names["true"]
-    assert wrong[cleaner.find_label_issues()["index"][:50]].mean() > 0.9
-    assert "suggested_label" in capsys.readouterr().out
-    weights = names["weigher"].weights_.set_index("group")["weight"]
-    assert names["weigher"].task_ == "regression"
-    assert weights["west"] < 0.3 < weights.drop("west").min()
+    result = names["result"]
+    assert result.groups.set_index("group")["decision"].to_dict() == {"shop": "keep", "forum": "drop"}
+    worst = result.label_issues["row"][:50]
+    assert names["wrong"][worst].mean() > 0.9
+    low, high = result.noise_rate[1:]
+    assert low < names["wrong"].mean() < high
+    assert result.decision in capsys.readouterr().out
 
 
 def test_start_page_runs(capsys):
@@ -114,7 +113,7 @@ def test_algorithm_pages_are_all_run():
 
 
 def test_contributing_algorithm_runs(monkeypatch):
-    """A contributor begins with this text, so that it must work as it stands."""
+    """A contributor begins with this text, so that it must work unchanged."""
     monkeypatch.setattr(_registry, "_FACTORIES", dict(_registry._FACTORIES))
     block = re.search(r"```py\n(.*?)```", (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8"), re.S)[1]
     names = {"__name__": "fsla.algorithms._my_soba"}

@@ -56,7 +56,7 @@ def make(*, inner=class_weighted_loss, layers=(), captured=True, lenient=True, *
     )
     if captured:
         optimizers = list(opt._optimizers.values())
-        opt._graphs = StepGraphs(opt._problem, optimizers, opt._observed, lenient, Recorder())
+        opt._graphs = StepGraphs(opt._problem, optimizers, opt._info, lenient, Recorder())
     return opt
 
 

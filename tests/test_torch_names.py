@@ -17,7 +17,9 @@ from launch import finish
 
 SOURCE = Path(__file__).parent.parent / "src" / "fsla"
 ROOTS = ("torch", "nn", "dist", "checkpoint", "checkpointing", "F")
-OF_OBJECTS = ("_version", "_parameters", "_modules", "_buffers", "_base")
+OF_OBJECTS = (
+    "_version", "_parameters", "_modules", "_buffers", "_base", "_warned_capturable_if_run_uncaptured",
+)  # fmt: skip
 REMOVE = """
 import json, os, sys, torch, numpy, safetensors.torch
 import torch.distributed, torch.distributed.tensor, torch.utils.checkpoint, torch.utils.data, torch.nn.parallel

@@ -1,14 +1,15 @@
-"""`fsla bench`: what a step costs, automatic steps, data quality."""
+"""`fsla bench`: what a step costs, automatic steps, which data to trust."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.text import Text
 
-from fsla._files import ensure_writable
+from fsla._files import ensure_writable, write_text
 from fsla.cli.options import EXIT_CODES, Device
 from fsla.cli.screen import console, interruptible, say, watched
 from fsla_reproduction.cli import show_results
@@ -111,10 +112,13 @@ def tables(
     page: Annotated[Path, typer.Argument(help="A Markdown page with comments that name files of results.")],
 ) -> None:
     """Make the tables of a page anew from the files in benchmarks/results."""
-    from fsla._files import write_text
     from fsla_benchmarks import steps as benchmark
+    from fsla_benchmarks.data.report import write_result
 
-    write_text(page, benchmark.fill_tables(page.read_text(encoding="utf-8"), benchmark.write_costs))
+    def write(result: Mapping[str, Any]) -> list[str]:
+        return write_result(result) if result.get("benchmark") == "data" else benchmark.write_costs(result)
+
+    write_text(page, benchmark.fill_tables(page.read_text(encoding="utf-8"), write))
     say(str(page))
 
 
@@ -139,23 +143,56 @@ def automatic(
 @interruptible(RESUMES)
 def data(
     out: Out,
-    scale: Annotated[
-        str, typer.Option(help="'smoke': minutes on a laptop, offline. 'paper': Fashion-MNIST, hours on a GPU.")
-    ] = "smoke",
-    seeds: Annotated[int, typer.Option(min=1, help="Number of runs with other data.")] = 1,
-    kinds: Annotated[str, typer.Option(help="Only of these kinds, with commas: sources, uniform, pair …")] = "",
     data_dir: DataDir = None,
-    device: Device = "auto",
+    sets: Annotated[
+        str, typer.Option(help="Of 'youtube', 'trec', 'bc', …, with commas. Default: all whose files are there.")
+    ] = "",
+    checked: Annotated[str, typer.Option(help="Numbers of checked rows, of 50, 100 and 300, with commas.")] = "100",
+    seeds: Annotated[str, typer.Option(help="Seeds, with commas or as 3-7. Settings were tuned on 0 to 2.")] = "0-2",
+    parts: Annotated[str, typer.Option(help="Of 'alternatives', 'fsla', with commas.")] = "alternatives,fsla",
+    json_file: JSONFile = None,
+    commit: Commit = None,
     jobs: Jobs = None,
 ) -> None:
-    """Which data to trust, measured on data with errors on purpose, against the alternatives."""
-    from fsla_benchmarks.data_quality.experiment import WeightsSpec, reproduce
-    from fsla_benchmarks.data_quality.plot import draw
+    """Which data to trust: fsla against what a careful user does without it, on real and on synthetic sets.
+
+    Every cell (set, number of checked rows, seed) is a file; the same command resumes, another one adds cells.
+    """
+    from fsla_benchmarks import steps as benchmark
+    from fsla_benchmarks.data import report as tables_of_data
+    from fsla_benchmarks.data.experiment import TUNING_SEEDS, DataSpec, FolderSettings, run
+    from fsla_benchmarks.data.plot import draw
+    from fsla_benchmarks.data.sets import available_sets, parse_numbers
+    from fsla_reproduction.datasets.sets import folder_of
     from fsla_reproduction.runs import workers
 
-    spec = WeightsSpec(scale, seeds, tuple(kind.strip() for kind in kinds.split(",") if kind.strip()))
+    if json_file is not None:
+        ensure_writable(json_file)
+    folder_of_data = folder_of(data_dir)
+    names = tuple(name.strip() for name in sets.split(",") if name.strip())
+    spec = DataSpec(
+        names or available_sets(folder_of_data),
+        parse_numbers(checked),
+        parse_numbers(seeds),
+        tuple(part.strip() for part in parts.split(",") if part.strip()),
+    )
     pool = workers(jobs)
+    folder = pool.open(out, "data", FolderSettings())
+    machine = benchmark.describe_run(pool.device("cpu"), commit)
     with watched("data", pool.first) as report:
-        on = pool.device(device)
-        rows, summary = reproduce(out, spec, data_dir=data_dir, device=on, report=report, workers=pool)
-    show_results(pool, out, summary, lambda: draw(out, rows))
+        records = run(spec, folder, folder_of_data, report, pool, str(machine["commit"]))
+    if not pool.first:
+        return
+    shown = tuple(seed for seed in spec.seeds if seed not in TUNING_SEEDS) or spec.seeds
+    text = tables_of_data.write_report(records, shown)
+    write_text(out / "summary.md", text)
+    if json_file is not None:
+        write_text(json_file, tables_of_data.to_json(records, machine))
+    for line in text.splitlines():
+        say(line)
+    for path in (
+        *draw(out / "data", tables_of_data.compare(records, seeds=shown)),
+        out / "summary.md",
+        out / "records.jsonl",
+    ):
+        say(str(path))

@@ -179,7 +179,7 @@ def measurer(spec: RunSpec, task: CleaningTask, run: Run, reweighting: Reweighti
 
 
 def warm_up(run: Run) -> None:
-    """Takes a step and throws it away, so that what libraries load on their first call is not on the run's clock."""
+    """Take a step and throw it away, so that what libraries load on their first call is not on the run's clock."""
     random = run.generator.get_state()
     run.problem.counting(lambda: run.algorithm.step(run.problem, run.start(), run.draw()))
     run.generator.set_state(random)

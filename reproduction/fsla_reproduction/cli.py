@@ -86,7 +86,7 @@ def _cleaning(plan: Plan, pool: Workers) -> None:
 
 
 def _group(name: str, text: str) -> None:
-    """Adds the command of a group of figures; all take the same options."""
+    """Add the command of a group of figures; all take the same options."""
 
     @interruptible(RESUMES)
     def command(

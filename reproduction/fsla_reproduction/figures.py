@@ -111,7 +111,7 @@ PRESETS = {
 
 
 def panels(cleaning_spec: CleaningSpec) -> Panels:
-    """Builds the panels of every figure."""
+    """Build the panels of every figure."""
     preset = PRESETS[cleaning_spec.preset]
     limit = cleaning_spec.time_limit
     base = replace(preset.base, budget_s=None if limit is None else 60 * limit)

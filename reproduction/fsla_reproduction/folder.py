@@ -36,7 +36,7 @@ class RunError(ValueError):
 def settings_for(
     path: Path, experiment: str, spec: DataclassInstance, data: Mapping[str, str] | None = None
 ) -> Settings:
-    """Returns the settings that the folder is to hold; raises unless it may be used for them. Writes nothing.
+    """Return the settings that the folder is to hold; raises unless it may be used for them. Writes nothing.
 
     `data` has the fingerprint of each data set that will be used, and is None for an experiment that uses none. Seeds
     and further data sets may be added to a folder later.
@@ -72,7 +72,7 @@ def settings_for(
 
 
 def check_parent(path: Path, parts: Sequence[str]) -> None:
-    """Raises if a folder for several experiments, one in each part, is someone else's. Writes nothing."""
+    """Raise if a folder for several experiments, one in each part, is someone else's. Writes nothing."""
     try:
         others = [p.name for p in path.iterdir() if p.name not in parts] if path.exists() else []
     except OSError as error:
@@ -144,7 +144,7 @@ class Folder:
             raise _unwritable(path, error) from None
 
     def tidy(self) -> None:
-        """Removes what killed processes left half-written."""
+        """Remove what killed processes left half-written."""
         remove_orphans(self.path)
         remove_orphans(self.runs)
 
@@ -153,12 +153,12 @@ class Folder:
         return self._lines(name) is not None
 
     def save(self, name: str, records: Iterable[Record]) -> None:
-        """Writes the records of a finished run; what was in their place is replaced."""
+        """Write the records of a finished run; what was in their place is replaced."""
         lines = "".join(json.dumps(r) + "\n" for r in records).encode()
         publish_file(self._file(name), lines + _seal(lines))
 
     def gather(self, names: Sequence[str]) -> list[Record]:
-        """Returns the records of these runs, and writes them together as records.jsonl."""
+        """Return the records of these runs, and write them together as records.jsonl."""
         gathered = b""
         for name in names:
             lines = self._lines(name)
@@ -174,7 +174,7 @@ class Folder:
         return [json.loads(line) for line in gathered.splitlines()]
 
     def conclude(self, summary: Summary) -> None:
-        """Writes the summary of all runs."""
+        """Write the summary of all runs."""
         if self.first:
             summary.save(self.path)
 

@@ -12,7 +12,7 @@ _LOADED: dict[str, Images] = {}
 
 
 def hold(images: Images) -> str:
-    """Keeps a data set for the runs that this process will do; returns its fingerprint."""
+    """Keep a data set for the runs that this process will do; return its fingerprint."""
     known = fingerprint(images)
     _LOADED[known] = images
     return known

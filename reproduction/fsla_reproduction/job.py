@@ -43,7 +43,7 @@ class Job:
 
 
 def records_of(job: Job, report: ReportShare) -> list[Record]:
-    """Does the run."""
+    """Do the run."""
     if not job.gpu:
         single_threaded()
     with distributed.single_process():  # other ranks do other runs

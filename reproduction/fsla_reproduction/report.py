@@ -28,7 +28,7 @@ class Summary:
     text: str
 
     def save(self, folder: Path) -> None:
-        """Writes summary.json and summary.md."""
+        """Write summary.json and summary.md."""
         numbers = json.dumps(self.numbers, indent=2, ensure_ascii=False) + "\n"
         publish_file(folder / "summary.json", numbers.encode())
         publish_file(folder / "summary.md", self.text.encode())

@@ -51,7 +51,7 @@ def prepare(
     device: torch.device | str = "cpu",
     engine: str = "auto",
 ) -> Plan:
-    """Checks everything that was asked for, the data and the output folder too, and writes nothing."""
+    """Check everything that was asked for, the data and the output folder too, and write nothing."""
     pick(engine, dict.fromkeys(ENGINES), "engine")
     every = panels(cleaning_spec)
     selected = every.runs(figures, seeds)
@@ -64,7 +64,7 @@ def prepare(
 
 
 def carry_out(plan: Plan, report: Report = unseen, workers: Workers = LOCAL) -> tuple[Results, Summary]:
-    """Does the runs that the folder lacks; returns the results and the summary, which are written there too.
+    """Do the runs that the folder lacks; return the results and the summary, which are written there too.
 
     The records and the summary are of every figure whose runs the folder has by then, asked for now or before.
     """
@@ -101,7 +101,7 @@ def _execute(
 
 
 def _summarise(folder: Folder, plan: Plan) -> tuple[Results, Summary]:
-    """Gathers the records of all figures whose runs are finished, and writes what they say."""
+    """Gather the records of all figures whose runs are finished, and write what they say."""
 
     def names(figure: str) -> list[str]:
         return [spec.name for spec in plan.panels.runs((figure,), plan.seeds)]
@@ -133,6 +133,6 @@ def reproduce(
     report: Report = unseen,
     workers: Workers = LOCAL,
 ) -> tuple[Results, Summary]:
-    """Checks what was asked for, then does it: `prepare` and `carry_out` in one call."""
+    """Check what was asked for, then do it: `prepare` and `carry_out` in one call."""
     plan = prepare(out, cleaning_spec, figures, seeds, data_dir=data_dir, device=device, engine=engine)
     return carry_out(plan, report, workers)

@@ -111,7 +111,7 @@ class Workers:
     def do(
         self, folder: Folder, jobs: Sequence[Job], report: Report = unseen, before: int = 0, total: int | None = None
     ) -> None:
-        """Does the runs that the folder lacks. `before` runs of `total` were done by an earlier call."""
+        """Do the runs that the folder lacks. `before` runs of `total` were done by an earlier call."""
         left = [job.name for job in jobs if not folder.finished(job.name)] if self.first else []
         left = left if self.group is None else self.group.broadcast(left)
         count = _Count(folder, set(left), before + len(jobs), self.world > 1)
@@ -244,7 +244,7 @@ class _Count:
         return self.last - len(self.left)
 
     def poll(self, names: Iterator[str] | Sequence[str]) -> bool:
-        """Sees what other ranks have finished; returns whether any of these runs is left."""
+        """See what other ranks have finished; return whether any of these runs is left."""
         waiting = [name for name in names if name in self.left]
         if self.others:
             self.left -= {name for name in waiting if self.folder.finished(name)}

@@ -82,7 +82,7 @@ PRESETS = {
 def run(
     spec: SourcesSpec, folder: Folder, device: torch.device, report: Report = unseen, workers: Workers = LOCAL
 ) -> list[Record]:
-    """Does the runs that the folder lacks; returns the records of all."""
+    """Do the runs that the folder lacks; return the records of all."""
     gpu = device.type != "cpu"
     jobs = [
         Job(f"{method}-{seed:03d}", f"{method}, seed {seed}", partial(_execute, spec, method, seed, device), gpu=gpu)
@@ -267,7 +267,7 @@ def reproduce(
     report: Report = unseen,
     workers: Workers = LOCAL,
 ) -> tuple[list[Record], Summary]:
-    """Does the runs that the folder lacks, and writes the summary; returns the records and the summary."""
+    """Do the runs that the folder lacks, and write the summary; return the records and the summary."""
     spec = replace(pick(preset, PRESETS, "preset"), seeds=seeds)
     folder = workers.open(out, "sources", spec)
     records = run(spec, folder, device, report, workers)
@@ -275,7 +275,7 @@ def reproduce(
 
 
 def conclude(spec: SourcesSpec, records: list[Record], folder: Folder) -> Summary:
-    """Writes summary.json and summary.md; returns what they hold."""
+    """Write summary.json and summary.md; return what they hold."""
     numbers = summarise(spec, records)
     summary = Summary(claims(numbers), numbers, markdown(spec, numbers))
     folder.conclude(summary)

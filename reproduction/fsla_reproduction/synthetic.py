@@ -66,7 +66,7 @@ class SyntheticSpec:
             whole_number(getattr(self, name), name, "SyntheticSpec")
 
     def runs(self) -> Iterator[Job]:
-        """Yields the runs."""
+        """Yield the runs."""
 
         def job(name: str, work: Callable[..., list[Record]], seed: int, exclusive: bool = False) -> Job:
             return Job(name, name, partial(work, self, seed), exclusive=exclusive)
@@ -79,7 +79,7 @@ class SyntheticSpec:
 
 
 def run(spec: SyntheticSpec, folder: Folder, report: Report = unseen, workers: Workers = LOCAL) -> list[Record]:
-    """Does the runs that the folder lacks; returns the records of all."""
+    """Do the runs that the folder lacks; return the records of all."""
     runs = list(spec.runs())
     workers.do(folder, runs, report)
     return folder.gather([job.name for job in runs])

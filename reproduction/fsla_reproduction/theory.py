@@ -86,7 +86,7 @@ class Theorem5:
     """δ must be smaller than this; includes δ ≤ 2/(c_β (L+μ)), which the paper leaves out and its proof needs."""
 
     def lemma_constants(self, alpha: Number | None = None) -> LemmaConstants:
-        """Returns the constants of the error lemmas; at a step α, the strict ones, with the terms the paper drops."""
+        """Return the constants of the error lemmas; at a step α, the strict ones, with the terms the paper drops."""
         c = self.constants
         g1 = self.gamma1_sq
         gv = self.gamma_v
@@ -109,7 +109,7 @@ class Theorem5:
         )
 
     def margins(self, alpha: Number, *, strict: bool = False) -> tuple[Fraction, Fraction, Fraction]:
-        """Returns left minus right sides of inequalities (40), (41), (42) at step α: all must be negative."""
+        """Return left minus right sides of inequalities (40), (41), (42) at step α: all must be negative."""
         a = Fraction(alpha)
         mu = Fraction(self.constants.mu)
         g1 = self.gamma1_sq
@@ -124,7 +124,7 @@ class Theorem5:
         )
 
     def bound(self, K: int, *, potential: float, sigma_sq: float, delta: float, horizon: bool = False) -> float:
-        """Returns the bound of the average of E‖∇f(λ_k)‖² over K steps.
+        """Return the bound of the average of E‖∇f(λ_k)‖² over K steps.
 
         `potential` is Φ_0 - inf f. With α_k = δ/√(k+1) the noise term carries 1 + ln K (the paper's ln(K+1) is
         smaller than the harmonic sum that it bounds); with the constant α = δ/√K (`horizon`) it carries 1.
@@ -138,7 +138,7 @@ class Theorem5:
 
 
 def theorem5(constants: Constants) -> Theorem5:
-    """Returns the constants of Theorem 5 with its gaps filled.
+    """Return the constants of Theorem 5 with its gaps filled.
 
     Where F does not depend on λ and J is constant (the paper's own synthetic problem), Γ_2 = 0 leaves c_τ undefined;
     L_F_lam is then replaced by a positive upper bound, 0.1 L_f / (1 + C_ω).
@@ -198,7 +198,7 @@ class Lemma3:
 
 
 def lemma3(mu: float, L: float, betas: Sequence[float], e_omega: Sequence[float], e_p: Sequence[float]) -> Lemma3:
-    """Returns Lemma 3's quantities for coefficients β_k in (0, 2/(L+μ)] and errors e_ω,k and e_p,k."""
+    """Return Lemma 3's quantities for coefficients β_k in (0, 2/(L+μ)] and errors e_ω,k and e_p,k."""
     if not len(betas) == len(e_omega) == len(e_p) > 0:
         raise ValueError(
             f"The sequences must be of one length, at least 1. Got {len(betas)}, {len(e_omega)}, {len(e_p)} instead."
@@ -240,7 +240,7 @@ def decreasing_step(mu: float, L: float, theta: float) -> Callable[[int], float]
 
 
 def spectral_abscissa(H: Tensor, J: Tensor, Q: Tensor, R: Tensor, S: Tensor, *, c_tau: float, c_beta: float) -> float:
-    """Returns the largest real part of FSLA's linearised flow on the reference quadratic; negative means stable.
+    """Return the largest real part of FSLA's linearised flow on the reference quadratic; negative means stable.
 
     For small steps FSLA follows λ' = -(∂_λ F - J v), ω' = -c_τ ∂_ω G, v' = c_β (∂_ω F - H v). The ratios c_τ and c_β
     stay fixed as the steps fall, so a positive value is not cured by smaller or falling steps, only by larger ratios.

@@ -91,7 +91,7 @@ from fsla.train import (
 
 if TYPE_CHECKING:
     from fsla import data
-    from fsla.data import DataWeigher, HyperCleaner
+    from fsla.data import GroupWeigher, LabelCleaner
 
 
 __all__ = [
@@ -107,17 +107,17 @@ __all__ = [
     "ConvergenceWarning",
     "CountedProblem",
     "DampedProblem",
-    "DataWeigher",
     "DivergenceError",
     "FiniteDifferenceProblem",
     "FiniteDifferenceWarning",
     "FitResult",
     "FixedPointProblem",
     "GaussNewtonProblem",
+    "GroupWeigher",
     "GroupWeights",
-    "HyperCleaner",
     "HypergradientCheck",
     "HypergradientResult",
+    "LabelCleaner",
     "LazyRowOptimizer",
     "MicroBatches",
     "OracleCounts",
@@ -149,7 +149,7 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     """Load `fsla.data`, and scikit-learn with it, when it is first used."""
-    if name not in ("DataWeigher", "HyperCleaner", "data"):
+    if name not in ("GroupWeigher", "LabelCleaner", "data"):
         raise AttributeError(f"module 'fsla' has no attribute {name!r}")
     try:
         data = import_module("fsla.data")

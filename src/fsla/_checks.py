@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 
 def pick(name: str, table: Mapping[str, T], what: str) -> T:
-    """Returns table[name]; an unknown name is an error that names the nearest one."""
+    """Return table[name]; an unknown name is an error that names the nearest one."""
     if name in table:
         return table[name]
     near = get_close_matches(str(name).lower(), table, n=1)
@@ -22,7 +22,7 @@ def pick(name: str, table: Mapping[str, T], what: str) -> T:
 
 
 def whole_number(value: object, name: str, owner: str, *, least: int = 1) -> None:
-    """Raises unless value is a whole number that is large enough."""
+    """Raise unless value is a whole number that is large enough."""
     if isinstance(value, bool) or not isinstance(value, int):
         raise TypeError(f"The {name!r} of {owner} must be a whole number. Got {value!r} instead.")
     if value < least:
@@ -30,7 +30,7 @@ def whole_number(value: object, name: str, owner: str, *, least: int = 1) -> Non
 
 
 def positive(value: object, name: str, owner: str, *, optional: bool = False) -> None:
-    """Raises unless value is a positive number, or None where it is optional."""
+    """Raise unless value is a positive number, or None where it is optional."""
     if optional and value is None:
         return
     if isinstance(value, bool) or not isinstance(value, int | float):

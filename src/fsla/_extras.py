@@ -6,6 +6,9 @@ from importlib.util import find_spec
 
 EXTRAS = {
     "data": ("PIL", "jinja2", "markupsafe", "pandas", "rich", "scipy", "sklearn", "threadpoolctl", "typer"),
+    "encoder": ("tokenizers",),
+    "excel": ("openpyxl",),
+    "dask": ("dask",),
     "parquet": ("pyarrow",),
     "tensorboard": ("tensorboard",),
     "accelerate": ("accelerate",),

@@ -12,6 +12,7 @@ public form takes its place, or the call that needs it raises a RuntimeError tha
 | `Module._buffers` | `Module.buffers`, which is slower |
 | `torch.utils.checkpoint._checkpoint_without_reentrant_generator` | `make_functional` raises |
 | `torch.ops._c10d_functional` | averaging over ranks raises |
+| `Optimizer._warned_capturable_if_run_uncaptured` | optimisers may warn of steps outside of a capture |
 """
 
 from __future__ import annotations
@@ -77,6 +78,11 @@ def load_forward_mode() -> None:
     """Load what forward mode compiles at its first use."""
     with suppress(ImportError):
         import_module("torch._decomp.decompositions_for_jvp")
+
+
+def allow_uncaptured_steps(optimizer: torch.optim.Optimizer) -> None:
+    """Keep a capturable optimiser from warning of steps outside of a capture."""
+    optimizer._warned_capturable_if_run_uncaptured = True
 
 
 def module_parameters(module: nn.Module) -> dict[str, nn.Parameter | None]:

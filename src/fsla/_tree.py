@@ -54,7 +54,7 @@ class RowSparse:
         return replace(self, values=self.values.detach())
 
     def plus(self, a: Scalar, other: RowSparse) -> RowSparse:
-        """Returns self + a other."""
+        """Return self + a other."""
         if self.index is other.index:
             return replace(self, values=self.values + a * other.values)
         index = torch.cat([self.index, other.index])
@@ -72,7 +72,7 @@ L = TypeVar("L", bound=Leaf)
 
 
 def dense(x: Leaves) -> Tree:
-    """Returns x with every `RowSparse` written out."""
+    """Return x with every `RowSparse` written out."""
     return {name: _dense(t) for name, t in x.items()}
 
 
@@ -81,7 +81,7 @@ def _dense(t: Leaf) -> Tensor:
 
 
 def check(x: object, name: str) -> None:
-    """Raises unless x is a non-empty mapping from names to floating-point tensors."""
+    """Raise unless x is a non-empty mapping from names to floating-point tensors."""
     if not isinstance(x, Mapping):
         hint = ' Write {"name": tensor}.' if isinstance(x, Tensor) else ""
         raise TypeError(f"{name} must be a mapping from names to tensors. Got {type(x).__name__} instead.{hint}")
@@ -97,7 +97,7 @@ def check(x: object, name: str) -> None:
 
 
 def aligned(x: Mapping[str, L], like: Leaves) -> list[L]:
-    """Returns the tensors of x in the order of `like`; raises if the two trees are not of one form."""
+    """Return the tensors of x in the order of `like`; raises if the two trees are not of one form."""
     if x.keys() != like.keys():
         raise ValueError(f"Trees must have the same keys, but only one of them has {sorted(x.keys() ^ like.keys())}.")
     out = []
@@ -128,7 +128,7 @@ def axpy(a: Scalar, x: Tree, y: Leaves) -> Tree: ...
 @overload
 def axpy(a: Scalar, x: Leaves, y: Leaves) -> Leaves: ...
 def axpy(a: Scalar, x: Leaves, y: Leaves) -> Leaves:
-    """Returns y + a x."""
+    """Return y + a x."""
     tensors = list(y.values())
     other = aligned(x, y)
     if not (_tensors(tensors) and _tensors(other)):
@@ -169,7 +169,7 @@ class Shifted(Mapping[str, Tensor]):
 
 
 def lasting(x: Tree) -> Tree:
-    """Returns a tree of the form of x that is there already: x itself, or what it is shifted from."""
+    """Return a tree of the form of x that is there already: x itself, or what it is shifted from."""
     return x.y if isinstance(x, Shifted) else x
 
 
@@ -180,7 +180,7 @@ def sub(x: Leaves, y: Tree) -> Tree: ...
 @overload
 def sub(x: Leaves, y: Leaves) -> Leaves: ...
 def sub(x: Leaves, y: Leaves) -> Leaves:
-    """Returns x - y."""
+    """Return x - y."""
     return axpy(-1.0, y, x)
 
 
@@ -189,7 +189,7 @@ def scale(a: Scalar, x: Tree) -> Tree: ...
 @overload
 def scale(a: Scalar, x: Leaves) -> Leaves: ...
 def scale(a: Scalar, x: Leaves) -> Leaves:
-    """Returns a x."""
+    """Return a x."""
     tensors = list(x.values())
     if not _tensors(tensors):
         return {name: t.scaled(a) if isinstance(t, RowSparse) else a * t for name, t in x.items()}
@@ -197,7 +197,7 @@ def scale(a: Scalar, x: Leaves) -> Leaves:
 
 
 def scale_each(a: Mapping[str, Scalar], x: Tree) -> Tree:
-    """Returns the tensors of x, each times its number; those without a number times 0."""
+    """Return the tensors of x, each times its number; those without a number times 0."""
     factors = [a.get(name, 0.0) for name in x]
     numbers = [factor for factor in factors if not isinstance(factor, Tensor)]
     if len(numbers) < len(factors):
@@ -206,7 +206,7 @@ def scale_each(a: Mapping[str, Scalar], x: Tree) -> Tree:
 
 
 def dot(x: Leaves, y: Leaves) -> Tensor:
-    """Returns <x, y> as a 0-d tensor."""
+    """Return <x, y> as a 0-d tensor."""
     tensors, other = [_dense(t) for t in x.values()], [_dense(t) for t in aligned(y, x)]
     if any(is_sharded(t) for t in tensors):  # DTensor cannot be concatenated.
         return whole(torch.stack([(a * b).sum() for a, b in zip(tensors, other, strict=True)]).sum())
@@ -219,7 +219,7 @@ def _joined(tensors: list[Tensor]) -> Tensor:
 
 
 def norm(x: Leaves) -> Tensor:
-    """Returns the Euclidean norm of x as a 0-d tensor."""
+    """Return the Euclidean norm of x as a 0-d tensor."""
     total: Tensor = torch.linalg.vector_norm(torch.stack(foreach_norm(list(dense(x).values()))))
     return whole(total)
 
@@ -269,7 +269,7 @@ def detach(x: Leaves) -> Leaves:
 
 
 def to(x: Tree, to: torch.device | torch.dtype | str) -> Tree:
-    """Returns x on another device, or in another dtype."""
+    """Return x on another device, or in another dtype."""
     return {name: t.to(to) for name, t in x.items()}
 
 
@@ -284,22 +284,22 @@ def _zeros(t: Leaf) -> Tensor:
 
 
 def each(function: Callable[[Tensor], Tensor], x: Tree) -> Tree:
-    """Returns the tree with a function applied to every tensor."""
+    """Return the tree with a function applied to every tensor."""
     return {name: function(t) for name, t in x.items()}
 
 
 def where(condition: Tensor, x: Tree, y: Tree) -> Tree:
-    """Returns x where a 0-d tensor is true, else y."""
+    """Return x where a 0-d tensor is true, else y."""
     return {name: torch.where(condition, t, y[name]) for name, t in x.items()}
 
 
 def clone(x: Tree) -> Tree:
-    """Returns a copy, cut off from any graph."""
+    """Return a copy, cut off from any graph."""
     return {name: t.detach().clone() for name, t in x.items()}
 
 
 def scalar(value: float, like: Tree) -> Tensor:
-    """Returns a 0-d tensor of the dtype and device of a tree."""
+    """Return a 0-d tensor of the dtype and device of a tree."""
     first = next(iter(like.values()))
     return torch.full((), value, dtype=first.dtype, device=first.device)
 
@@ -310,17 +310,17 @@ def is_finite(x: Leaves) -> bool:
 
 
 def size(x: Leaves) -> int:
-    """Returns the number of coordinates of x."""
+    """Return the number of coordinates of x."""
     return sum(math.prod(t.shape) for t in x.values())
 
 
 def flatten(x: Leaves) -> Tensor:
-    """Returns the coordinates of x as one vector."""
+    """Return the coordinates of x as one vector."""
     return torch.cat([_dense(t).reshape(-1) for t in x.values()])
 
 
 def unflatten(flat: Tensor, like: Leaves) -> Tree:
-    """Returns the tree of the form of `like` whose coordinates are `flat`."""
+    """Return the tree of the form of `like` whose coordinates are `flat`."""
     parts = torch.split(flat, [math.prod(t.shape) for t in like.values()])
     return {
         name: part.reshape(t.shape).to(t.device, t.dtype) for (name, t), part in zip(like.items(), parts, strict=True)
@@ -328,7 +328,7 @@ def unflatten(flat: Tensor, like: Leaves) -> Tree:
 
 
 def basis(like: Leaves) -> Iterator[Tree]:
-    """Yields the unit trees e_1, e_2, … of the form of `like`."""
+    """Yield the unit trees e_1, e_2, … of the form of `like`."""
     one = torch.zeros_like(flatten(like))
     for i in range(one.numel()):
         yield unflatten(one.index_fill(0, torch.tensor(i, device=one.device), 1), like)

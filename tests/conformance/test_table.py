@@ -74,8 +74,8 @@ def measured_row(name):
     calls = [sum(row.counts.get(kind, 0) for kind in kinds) or "" for kinds in COLUMNS.values()]
     if "joint" in row.counts:
         calls[-2:] = [f"{count}*" for count in calls[-2:]]
-    kept = f"{numbers_kept(algorithm)} for p = 2, n = 3"
-    cells = [f"[`{name}`](PAGE.md#{name})", *calls, kept, "", "yes" if row.draws else ""]
+    memory = f"{numbers_kept(algorithm)} for p = 2, n = 3"
+    cells = [f"[`{name}`](PAGE.md#{name})", *calls, memory, "", "yes" if row.draws else ""]
     return "| " + " | ".join(map(str, [*cells, "yes" if algorithm.capturable else "no"])) + " |"
 
 

@@ -48,7 +48,7 @@ class AutomaticSpec:
 
 
 def run(spec: AutomaticSpec, folder: Folder, report: Report = unseen, workers: Workers = LOCAL) -> list[Record]:
-    """Does the tasks that the folder lacks; returns the records of all."""
+    """Do the tasks that the folder lacks; return the records of all."""
     jobs = [
         Job("".join(c if c.isalnum() else "-" for c in task.name), task.name, partial(_compare, spec, task.name))
         for task in tasks()
@@ -217,7 +217,7 @@ def _ratio(row: Record) -> str:
 
 
 def reproduce(out: Path, spec: AutomaticSpec, report: Report = unseen, workers: Workers = LOCAL) -> Summary:
-    """Does the tasks that the folder lacks, and writes the summary."""
+    """Do the tasks that the folder lacks, and write the summary."""
     folder = workers.open(out, "automatic", spec)
     rows = summarise(run(spec, folder, report, workers))
     summary = Summary(claims(rows), {"tasks": rows}, markdown(spec, rows))

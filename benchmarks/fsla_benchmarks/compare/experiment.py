@@ -145,7 +145,7 @@ class Plan:
 
 
 def prepare(out: Path, spec: CompareSpec, data_dir: Path | None = None, workers: Workers = LOCAL) -> Plan:
-    """Reads the data and opens the folder. A problem that was not named is left out where it has no data."""
+    """Read the data and open the folder. A problem that was not named is left out where it has no data."""
     offline = [name for name in PROBLEMS if DATA.get(name) != "mnist"]
     names = spec.problems or (tuple(PROBLEMS) if spec.preset == "paper" else offline)
     tasks: dict[str, Task] = {}
@@ -171,7 +171,7 @@ def _task(name: str, data_dir: Path | None) -> Task:
 
 
 def carry_out(plan: Plan, report: Report = unseen, workers: Workers = LOCAL) -> tuple[Results, Summary]:
-    """Does what the folder lacks, and writes the summary."""
+    """Do what the folder lacks, and write the summary."""
     total = len(plan.first) + len(plan.second)
     workers.do(plan.folder, _jobs(plan, plan.first, {}), report, 0, total)
     searched = plan.folder.gather([unit.name for unit in plan.first])

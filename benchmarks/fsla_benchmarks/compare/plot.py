@@ -28,7 +28,7 @@ OTHERS = (
 
 
 def draw(folder: Path, results: Results) -> list[Path]:
-    """Draws all figures; returns the PNG files."""
+    """Draw all figures; return the PNG files."""
     curves = [_curves(folder, results, problem) for problem in results.titles if results.ranked(problem)]
     return [*curves, _profiles(folder, results), _plot_ranks(folder, results)]
 

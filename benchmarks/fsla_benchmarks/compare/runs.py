@@ -43,7 +43,7 @@ class Stop(NamedTuple):
 
 
 def run(task: Task, name: str, setting: Setting, seed: int, marks: Sequence[float]) -> list[Stop]:
-    """Measures a run at these numbers of calls; it ends at the last one. What is measured costs neither calls nor time.
+    """Measure a run at these numbers of calls; it ends at the last one. What is measured costs neither calls nor time.
 
     A step that would go beyond a mark does not count for it, so that no method has more calls than another.
     """

@@ -14,7 +14,7 @@ from torch.profiler import ProfilerActivity, profile
 
 @contextmanager
 def _silence() -> Iterator[None]:
-    """Keeps the lines off the terminal that the profiler prints at each start and stop."""
+    """Keep the lines off the terminal that the profiler prints at each start and stop."""
     sys.stderr.flush()
     stderr = os.dup(2)
     with open(os.devnull, "w") as nowhere:

@@ -48,7 +48,7 @@ class ParameterHolder(nn.Module):
 
     @torch.no_grad()
     def take(self, tensors: Iterable[Tensor]) -> None:
-        """Overwrites the parameters."""
+        """Overwrite the parameters."""
         for parameter, new in zip(self.parameters(), tensors, strict=True):
             parameter.copy_(new)
 
@@ -203,7 +203,7 @@ LIBRARIES: dict[Callable[[Run, str, int], Step], dict[str, tuple[str, int]]] = {
 
 
 def steppers(case: Case) -> tuple[dict[str, Callable[[], None]], list[str]]:
-    """Returns a function that takes the next hyper-iteration for each method of each library, by its label.
+    """Return a function that takes the next hyper-iteration for each method of each library, by its label.
 
     Returns besides a line with the reason for each library that cannot be imported and each method that fails. Every
     method has taken one step, after which λ and ω had moved and were finite.

@@ -108,7 +108,7 @@ def _unit_name(key: Key) -> str:
 
 
 def wait(device: torch.device) -> None:
-    """Waits until the device has done what it was asked for."""
+    """Wait until the device has done what it was asked for."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 

@@ -210,7 +210,7 @@ def _repeated(step: Callable[[], None]) -> Advance:
 
 
 def _measured(name: str, timed: dict[Key, Advance], rounds: int, device: torch.device, report: Report) -> list[Row]:
-    """Warms every step up, measures its memory, then races it; a turn is one step, or several where a step is short."""
+    """Warm every step up, measure its memory, then race it; a turn is one step, or several where a step is short."""
     memory: dict[tuple[str | int | None, ...], float] = {}
     for key, advance in timed.items():
         report(f"{name}: {key.label}, memory")

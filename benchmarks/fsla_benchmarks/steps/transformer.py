@@ -91,11 +91,11 @@ class Contender(Protocol):
     """A training run."""
 
     def advance(self, n: int) -> None:
-        """Takes the next n steps."""
+        """Take the next n steps."""
         ...
 
     def move(self, device: torch.device) -> None:
-        """Takes everything that is held between steps to a device."""
+        """Take everything that is held between steps to a device."""
         ...
 
     def state_tensors(self) -> list[Tensor]:

@@ -48,7 +48,7 @@ class Downloader:
         self._end = clock() + limits.seconds
 
     def __call__(self, url: str, output_file: str, pooch: object) -> None:
-        """Writes what the address serves to a file: pooch's contract for downloaders."""
+        """Write what the address serves to a file: pooch's contract for downloaders."""
         import requests
         import urllib3
 
@@ -71,7 +71,7 @@ class Downloader:
             self._progress.close()
 
     def _copy(self, url: str, read: Callable[[int], bytes], file: BinaryIO) -> None:
-        """Copies piece by piece: `read` returns what has arrived, so that the limits are checked in between."""
+        """Copy piece by piece: `read` returns what has arrived, so that the limits are checked in between."""
         received = 0
         while piece := read(_PIECE):
             received += len(piece)

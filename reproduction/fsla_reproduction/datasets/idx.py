@@ -22,7 +22,7 @@ class DataError(ValueError):
 
 
 def read_idx(path: Path) -> npt.NDArray[Any]:
-    """Returns the array in a gzipped idx file, checked to be whole.
+    """Return the array in a gzipped idx file, checked to be whole.
 
     The header is read first, and never more than one byte beyond what it announces, however much the file unpacks to.
     """

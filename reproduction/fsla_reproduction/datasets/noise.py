@@ -24,7 +24,7 @@ class Noise(NamedTuple):
 
 
 def corrupt(labels: Tensor, classes: int, kind: str, rate: float, generator: torch.Generator) -> Noise:
-    """Corrupts `rate` of the labels, rounded to whole samples; which ones is drawn from the generator."""
+    """Corrupt `rate` of the labels, rounded to whole samples; which ones is drawn from the generator."""
     pick(kind, KINDS, "kind of label noise")
     if not 0 <= rate <= 1:
         raise ValueError(
@@ -46,7 +46,7 @@ def corrupt(labels: Tensor, classes: int, kind: str, rate: float, generator: tor
 
 
 def long_tail(labels: Tensor, classes: int, ratio: float, generator: torch.Generator) -> Tensor:
-    """Returns indices of a subset whose class sizes fall geometrically, the first class `ratio` times the last."""
+    """Return indices of a subset whose class sizes fall geometrically, the first class `ratio` times the last."""
     if not ratio >= 1:
         raise ValueError(f"The ratio of the largest to the smallest class must be at least 1. Got {ratio} instead.")
     counts = torch.bincount(labels, minlength=classes)

@@ -111,7 +111,7 @@ def cache() -> Path:
 
 
 def load(name: str, data_dir: Path | None = None, *, progress: Bar | None = None) -> Images:
-    """Returns a data set; downloads it into the cache if no folder was asked for and the cache lacks it."""
+    """Return a data set; downloads it into the cache if no folder was asked for and the cache lacks it."""
     pick(name, dict.fromkeys(NAMES), "data set")
     if name == "digits":
         return _digits()
@@ -220,7 +220,7 @@ def fetch(
     limits: Limits | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> list[Path]:
-    """Downloads what the folder lacks of a data set, with checksums and within limits; returns the four paths."""
+    """Download what the folder lacks of a data set, with checksums and within limits; return the four paths."""
     import pooch
 
     source = pick(name, SOURCES, "data set to fetch")
@@ -256,7 +256,7 @@ class Check(NamedTuple):
 
 
 def check(name: str, folder: Path) -> list[Check]:
-    """Reads every file of a data set in a folder and reports what it holds."""
+    """Read every file of a data set in a folder and report what it holds."""
     if name == "digits":
         return [Check(Path("scikit-learn"), True, "part of the package")]
     source = SOURCES[name]

@@ -52,7 +52,7 @@ class CleaningTask(NamedTuple):
 def make_task(
     spec: TaskSpec, *, data_dir: Path | None = None, device: torch.device | str = "cpu", images: Images | None = None
 ) -> CleaningTask:
-    """Draws the task from the spec's seed; the same on every device."""
+    """Draw the task from the spec's seed; the same on every device."""
     data = load(spec.dataset, data_dir) if images is None else images
     generator = torch.Generator().manual_seed(spec.seed)
     order = torch.randperm(len(data.train_y), generator=generator)

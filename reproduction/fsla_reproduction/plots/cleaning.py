@@ -53,7 +53,7 @@ class View:
 
 
 def draw(folder: Path, figures: Sequence[str], results: Results) -> list[Path]:
-    """Draws the figures that were asked for; returns the PNG files."""
+    """Draw the figures that were asked for; return the PNG files."""
     panels = results.panels
     drawn = []
     for name in figures:
@@ -113,7 +113,7 @@ def _learning(panel: Panel) -> Panel:
 
 
 def _grid(path: Path, title: str, rows: list[list[View]], results: Results) -> None:
-    """Draws views in rows; under them a legend for all, or where the runs differ a row of legends."""
+    """Draw views in rows; under them a legend for all, or where the runs differ a row of legends."""
     columns = len(rows[0])
     same_panel = all(view.panel is rows[0][0].panel for row in rows for view in row)
     tasks = {spec.task for row in rows for view in row for spec in view.panel.runs.values()}

@@ -16,7 +16,7 @@ _LOSS = {"learnt": ("learnt weights", BP), "equal": ("equal weights", "#E69F00")
 
 
 def draw(folder: Path, records: list[Record]) -> list[Path]:
-    """Draws the weights of the first seed over steps, and the loss on fresh text; returns the PNG file."""
+    """Draw the weights of the first seed over steps, and the loss on fresh text; return the PNG file."""
     path = folder / "sources"
     first = [r for r in records if r["seed"] == 0]
     with figure(path, columns=2, size=(6.4, 4.0)) as fig:

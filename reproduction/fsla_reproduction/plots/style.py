@@ -133,7 +133,7 @@ def plain_number(x: float) -> str:
 def figure(
     path: Path, columns: float = 1, rows: int = 1, *, size: tuple[float, float] = (5.6, 4.2)
 ) -> Iterator[Figure]:
-    """Gives an empty figure and saves it as path.png and path.svg, each whole or not at all."""
+    """Yield an empty figure, and save it as path.png and path.svg, each whole or not at all."""
     with plt.rc_context(_STYLE):
         fig = plt.figure(figsize=(size[0] * columns, size[1] * rows), layout="constrained")
         try:

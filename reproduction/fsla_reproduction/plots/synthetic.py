@@ -27,7 +27,7 @@ _PRICES = {"one": "one estimate, at K", "every": "an estimate at every k ≤ K"}
 
 
 def draw(folder: Path, records: list[Record]) -> list[Path]:
-    """Draws every figure into the folder; returns the PNG files."""
+    """Draw every figure into the folder; return the PNG files."""
     curves = [r for r in records if r["run"] == "estimators"]
     sequences = [r for r in records if r["run"] == "sequences"]
     timing = steady([r for r in records if r["run"] == "timing"])

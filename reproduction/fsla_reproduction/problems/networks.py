@@ -49,7 +49,7 @@ RIDGE = {"softmax": 1e-3}
 
 
 def build(name: str, size: int, classes: int, *, seed: int, device: torch.device | str = "cpu") -> nn.Module:
-    """Returns a model with PyTorch's default initialisation, drawn on the CPU from the seed.
+    """Return a model with PyTorch's default initialisation, drawn on the CPU from the seed.
 
     On a GPU kernels of several channels are laid out with their channels last, as cuDNN wants them.
     """

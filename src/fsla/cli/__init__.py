@@ -18,9 +18,9 @@ from typer.core import TyperGroup
 
 from fsla import __version__
 from fsla._extras import install_hint
+from fsla.cli.data import clean, weigh
 from fsla.cli.options import EXIT_CODES
 from fsla.cli.screen import complain, say
-from fsla.cli.trust import clean, weigh
 from fsla.distributed import DistributedError, should_report
 
 ELSEWHERE = ("reproduce", "compare", "bench", "data")

@@ -43,18 +43,18 @@ def interruptible(then: str) -> Iterator[None]:
         raise typer.Exit(130) from None
 
 
-def run_bar() -> Progress:
-    """A progress bar for runs and steps."""
+def run_bar(*, transient: bool = False) -> Progress:
+    """A progress bar for runs and steps; a transient one leaves no line behind."""
     name = TextColumn("{task.description:24}", markup=False)
-    return Progress(name, BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), console=console)
+    return Progress(name, BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), console=console, transient=transient)
 
 
 @contextmanager
-def watched(name: str, shown: bool = True) -> Iterator[Callable[[str, float, int], None]]:
+def watched(name: str, shown: bool = True, *, transient: bool = False) -> Iterator[Callable[[str, float, int], None]]:
     """A bar, and the function that moves it: what is under way, how much is done, of how much."""
     if not shown:
         yield lambda text, done, total: None
         return
-    with run_bar() as progress:
+    with run_bar(transient=transient) as progress:
         task = progress.add_task(name, total=None)
         yield lambda text, done, total: progress.update(task, description=text, completed=done, total=total)

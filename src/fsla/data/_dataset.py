@@ -25,6 +25,8 @@ class Features:
     """Rows x height x width x channels, uint8: for networks on images."""
     raw: Any = None
     """The rows as the user gave them: for learners of the user's own."""
+    index: Array | None = None
+    """Position of each row in the training data, None for new rows: for predictions that were computed elsewhere."""
 
     def __len__(self) -> int:
         return len(self.dense)
@@ -39,6 +41,7 @@ class Features:
             None if self.numeric is None else self.numeric[rows],
             None if self.images is None else self.images[rows],
             raw,
+            None if self.index is None else self.index[rows],
         )
 
 

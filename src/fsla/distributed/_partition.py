@@ -11,8 +11,6 @@ import numpy
 import torch
 from torch import Tensor
 
-from fsla.distributed._group import parts
-
 
 class BatchShard(NamedTuple):
     """A process's own samples of a batch that several processes hold.
@@ -29,11 +27,6 @@ class BatchShard(NamedTuple):
 
     batch: Any
     total: int
-
-
-def rows_of_rank(count: int, rank: int, world_size: int) -> slice:
-    """Return the slice of rows that a rank has."""
-    return parts(count, world_size)[rank]
 
 
 def count_samples(batch: Any) -> int:

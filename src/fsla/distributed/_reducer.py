@@ -19,8 +19,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from fsla._torch import all_reduce_sum
 from fsla._tree import is_sharded
+from fsla.distributed._group import parts
 from fsla.distributed._join import SINGLE_PROCESS, get_group, raise_on_first
-from fsla.distributed._partition import BatchShard, count_samples, digest, first_length, rows_of_rank, take_rows
+from fsla.distributed._partition import BatchShard, count_samples, digest, first_length, take_rows
 
 _PRIME = 1_000_003
 Derivatives = Mapping[str, Tensor | None]
@@ -187,7 +188,7 @@ class DataParallelReducer(Reducer):
             total = count_samples(data)
         except TypeError as error:
             raise_on_first(error)
-        rows = rows_of_rank(total, self._rank, self._world_size)
+        rows = parts(total, self._world_size)[self._rank]
         weight = self._scale * (rows.stop - rows.start) / total
         if rows.start == rows.stop:  # Fewer samples than ranks: one that does not count.
             rows = slice(0, 1)
@@ -251,7 +252,7 @@ class DataParallelReducer(Reducer):
     def _among_rows(self, t: Tensor, data: Any) -> Tensor:
         """The rows of this rank's samples between zeros for those of the others."""
         total = count_samples(data)
-        rows = rows_of_rank(total, self._rank, self._world_size)
+        rows = parts(total, self._world_size)[self._rank]
         values = t.new_zeros((total, *t.shape[1:]))
         if rows.start < rows.stop:
             if len(t) != rows.stop - rows.start:
@@ -263,7 +264,7 @@ class DataParallelReducer(Reducer):
         return values
 
     def _sum(self, sent: Sequence[Tensor]) -> list[Tensor]:
-        """Sums over the ranks, in one message for each dtype and device, by an operation that a captured step repeats.
+        """Sum over the ranks, in one message for each dtype and device, by an operation that a captured step repeats.
 
         The group goes by its name, so that its threads end with it.
         """

@@ -17,7 +17,8 @@ from torch import Tensor
 from fsla._checks import whole_number
 from fsla._state_tree import saved
 from fsla._tree import Tree
-from fsla.distributed._partition import BatchShard, rows_of_rank
+from fsla.distributed._group import parts
+from fsla.distributed._partition import BatchShard
 
 
 @saved
@@ -65,7 +66,7 @@ class IndexRange:
 
     @property
     def _rows(self) -> slice:
-        return rows_of_rank(self.num_samples, self.rank, self.world_size)
+        return parts(self.num_samples, self.world_size)[self.rank]
 
     def full(self) -> list[IndexRange]:
         """Return the range of every rank, in the order of ranks."""

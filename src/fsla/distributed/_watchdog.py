@@ -33,7 +33,7 @@ WAIT_S = 30.0
 
 
 def start(rank: int, world: int, seconds: float, messages: Callable[[], int]) -> Store | None:
-    """Watches the ranks until this process ends, and returns their store; where that is unknown, nothing is watched.
+    """Watch the ranks until this process ends, and return their store; where that is unknown, nothing is watched.
 
     Args:
         messages: how many this rank has begun.
@@ -54,7 +54,7 @@ def start(rank: int, world: int, seconds: float, messages: Callable[[], int]) ->
 
 
 def _end(watch: _Watch, thread: threading.Thread) -> None:
-    """Ends the watch before Python ends: a thread that is in the store's code by then would abort the process. The
+    """End the watch before Python ends: a thread that is in the store's code by then would abort the process. The
     others need not wait for one that has done its part."""
     watch.ended.set()
     thread.join(WAIT_S)
@@ -129,7 +129,7 @@ class _Watch:
             self._check(monotonic())
 
     def leave(self) -> None:
-        """Tells the others that this rank has ended."""
+        """Publish that this rank has ended."""
         with suppress(dist.DistError, RuntimeError, ValueError):  # the store is gone: so are they
             self._report(left=True)
 

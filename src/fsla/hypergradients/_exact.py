@@ -22,7 +22,7 @@ _TOL = 1e-12
 
 
 def solve_directly(matvec: Matvec, b: Tree) -> Tree:
-    """Returns v = H⁻¹ b for a positive definite H."""
+    """Return v = H⁻¹ b for a positive definite H."""
     if size(b) > DENSE:
         v = cg(matvec, b, steps=20 * size(b), tol=_TOL, stop_early=True)
         residual = float(relative_residual(matvec, b, v))
@@ -44,7 +44,7 @@ _NEEDS = (
 
 
 def hessian_matrix(matvec: Matvec, like: Tree) -> Tensor:
-    """Returns H as an n x n matrix, from n products."""
+    """Return H as an n x n matrix, from n products."""
     h = torch.stack([flatten(matvec(e)) for e in basis(like)])
     skew = float((h - h.T).abs().max())
     if skew > SKEW * float(h.abs().max()):
@@ -56,7 +56,7 @@ def hessian_matrix(matvec: Matvec, like: Tree) -> Tensor:
 
 
 def solve_inner(inner_at: Callable[[Point], View], at: Point, *, steps: int = 100) -> Tree:
-    """Returns ω_λ, from at.omega, by Newton's method with backtracking, to the rounding level of ∂_ω G."""
+    """Return ω_λ, from at.omega, by Newton's method with backtracking, to the rounding level of ∂_ω G."""
     omega = at.omega
     inner = inner_at(Point(at.lam, omega)).linearized()
     unit = torch.finfo(flatten(omega).dtype).eps

@@ -94,7 +94,7 @@ class Network:
 
     @torch.no_grad()
     def update_running_stats(self, omega: Tree, *inputs: Any, **named: Any) -> None:
-        """Moves the running statistics once, as a training pass at ω would: call it once a step, on the inner batch."""
+        """Move the running statistics once, as a training pass at ω would: call it once a step, on the inner batch."""
         self._check(omega)
         with self._swapped(omega):
             self._model(*inputs, **named)
@@ -155,7 +155,7 @@ class Network:
 
     @contextmanager
     def _policy(self) -> Iterator[None]:
-        """Switches the layers with running statistics as the policy has it, for one call."""
+        """Switch the layers with running statistics as the policy has it, for one call."""
         moving = [] if self._batch_norm is None else [m for _, m in self._normalising if m.training]
         flag = "track_running_stats" if self._batch_norm == "batch" else "training"
         for m in moving:

@@ -354,7 +354,7 @@ def _same_storage(p: Tensor, t: Tensor) -> bool:
 
 @contextmanager
 def _without_gradient(parameters: Sequence[nn.Parameter]) -> Iterator[None]:
-    """Saves a pass the work for parameters whose gradient nobody asks for; hooks of sharded ones want it always."""
+    """Save a pass the work for parameters whose gradient nobody asks for; hooks of sharded ones want it always."""
     frozen = [p for p in parameters if not is_sharded(p)]
     for p in frozen:
         p.requires_grad_(False)

@@ -33,7 +33,7 @@ draws_from_seed: ContextVar[bool] = ContextVar("draws_from_seed", default=False)
 
 @contextmanager
 def _fixed_random_state(seed: int, device: torch.device) -> Iterator[None]:
-    """Draws from the seed on the CPU and on the device, then puts both random states back."""
+    """Draw from the seed on the CPU and on the device, then put both random states back."""
     generators = [torch.default_generator]
     if device.type == "cuda":
         index = torch.cuda.current_device() if device.index is None else device.index
@@ -182,7 +182,7 @@ def vjp(
 
 
 def check_twice_differentiable(grads: Iterable[Tensor | None]) -> None:
-    """Raises if gradients came through a function that is differentiable once.
+    """Raise if gradients came through a function that is differentiable once.
 
     PyTorch leaves a node that raises in their graph, but does not reach it from ω. A second derivative would silently
     lack the part of that function.

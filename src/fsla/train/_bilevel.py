@@ -35,6 +35,7 @@ from fsla.steps._automatic import Automatic
 from fsla.steps._projections import Ball
 from fsla.steps._schedules import Scaled, Scheduled
 from fsla.steps._updates import Clipped, LeaveInGrad, Projection, Variable, projected
+from fsla.train._captured import Recorder
 from fsla.train._cost import describe_cost, toy_step
 from fsla.train._guard import Guard, StepInfo
 from fsla.train._optimizers import (
@@ -50,7 +51,7 @@ from fsla.train._optimizers import (
 from fsla.train._rank_setup import join_ranks
 from fsla.train._schema import check_like, check_nest, check_saved
 from fsla.train._solve import solve_inner
-from fsla.train._step_graphs import CudaRecorder, Observed, StepGraphs
+from fsla.train._step_graphs import StepGraphs
 
 FORMAT = 1
 
@@ -243,7 +244,8 @@ class BilevelOptimizer(ProblemAtPoint):
         if engine == "eager" or refused:
             return None
         optimizers = list(self._optimizers.values())
-        return StepGraphs(self._problem, optimizers, self._observed, engine == "auto", CudaRecorder(device))
+        recorder = Recorder(device, pool=torch.cuda.graph_pool_handle())
+        return StepGraphs(self._problem, optimizers, self._info, engine == "auto", recorder)
 
     # -------------------------------------------------------------------------------------------------- what users read
 
@@ -398,10 +400,9 @@ class BilevelOptimizer(ProblemAtPoint):
             if self._begins(owned):
                 self._begin(algorithm, batches, owned=owned)
             if self.state is None:
-                observed = self._observed(None, self._train(algorithm, batches))
+                info = self._info(None, self._train(algorithm, batches))
             else:
-                observed = self._advance(algorithm, self.state, batches, owned=owned)
-        info = StepInfo(self.step_count, *observed)
+                info = self._advance(algorithm, self.state, batches, owned=owned)
         self.step_count += 1
         if self._is_well(algorithm, info, owned=owned) and self.state is not None:
             self.state = algorithm.measure(self._problem_with_decay, self.state, batches)
@@ -424,15 +425,15 @@ class BilevelOptimizer(ProblemAtPoint):
         algorithm.updates.inner(Variable(point.omega), view.grad_omega, 1.0)
         return view.known_value, None
 
-    def _advance(self, algorithm: Algorithm[Any], state: State, batches: StepBatches, *, owned: bool) -> Observed:
+    def _advance(self, algorithm: Algorithm[Any], state: State, batches: StepBatches, *, owned: bool) -> StepInfo:
         """Take a step of the algorithm from the present parameters; return what it saw."""
         if self._graphs and self._graphs.active and owned:
-            self.state, observed = self._graphs.advance(
+            self.state, info = self._graphs.advance(
                 algorithm, self._problem_with_decay, state, batches, self._at_parameters
             )
-            return observed
+            return info
         self.state, context = algorithm.advance(self._problem_with_decay, self._at_parameters(state), batches)
-        return self._observed(self.state, context.losses())
+        return self._info(self.state, context.losses())
 
     def _at_parameters(self, state: State) -> State:
         """The state with λ and ω in the parameters, whose storage may be another one by now."""
@@ -498,15 +499,16 @@ class BilevelOptimizer(ProblemAtPoint):
             self._seed = self.reducer.process_group.broadcast(_seed_from_stream())
         return mix_seed(self._seed, 0, self.step_count)
 
-    def _observed(self, state: State | None, losses: tuple[Tensor | None, Tensor | None]) -> Observed:
-        """What a step leaves for its `StepInfo`. Never asks the host."""
+    def _info(self, state: State | None, losses: tuple[Tensor | None, Tensor | None]) -> StepInfo:
+        """What the present step saw. Never asks the host."""
         sizes = self.algorithm.step_sizes
         zero = torch.zeros(())
         curvature = scale = None
         if state is not None and state.measured is not None and isinstance(sizes, Automatic):
             curvature = state.measured.curvature if sizes.measures else None
             scale = sizes.outer_scale(state.measured) if sizes.outer else None
-        return Observed(
+        return StepInfo(
+            self.step_count,
             *losses,
             zero if state is None else norm(state.direction),
             zero if state is None or not state.v else norm(state.v),

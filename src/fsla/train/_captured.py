@@ -70,27 +70,35 @@ class EngineWarning(UserWarning):
 
 
 class Recorder:
-    """Captures work for the device."""
+    """Captures work for a GPU.
 
-    def __init__(self, generator: torch.Generator) -> None:
+    Args:
+        device: the GPU.
+        generator: what the work draws from, if it draws.
+        pool: memory that its graphs share; by default each has its own.
+    """
+
+    def __init__(self, device: torch.device, generator: torch.Generator | None = None, pool: Any = None) -> None:
+        self._device = device
         self._generator = generator
+        self._pool = pool
 
     def warm_up(self, work: Callable[[], None]) -> None:
         """Do the work twice on a side stream: the first time chooses kernels and fills the caches of libraries."""
-        device = self._generator.device
-        side = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-        side.wait_stream(torch.cuda.current_stream(device))
+        side = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
+        side.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(side):
             work()
             with never_waiting():  # A capture that fails half-way leaves the generator unusable.
                 work()
-        torch.cuda.current_stream(device).wait_stream(side)
+        torch.cuda.current_stream(self._device).wait_stream(side)
 
     def record(self, work: Callable[[], None]) -> Callable[[], None]:
         """Return what does the work again; the work itself is not done."""
         graph = torch.cuda.CUDAGraph()
-        graph.register_generator_state(self._generator)
-        with torch.cuda.graph(graph):
+        if self._generator is not None:
+            graph.register_generator_state(self._generator)
+        with torch.cuda.graph(graph, pool=self._pool):
             work()
         return graph.replay
 
@@ -126,7 +134,7 @@ class CudaGraph:
         self._draw = draw
         self._generator = generator
         self._lenient = lenient
-        self._recorder = recorder or Recorder(generator)
+        self._recorder = recorder or Recorder(generator.device, generator)
         self._drawn: list[StepBatches] = []
         """Batches that were drawn to see whether they repeat, and did not."""
         self._replay: Callable[[], None] | None = None

@@ -31,15 +31,7 @@ from fsla.train._optimizers import NAMES
 from fsla.train._records import Record
 from fsla.train._schema import check_like
 
-_RESERVED = (
-    "step",
-    "inner_loss",
-    "outer_loss",
-    "hypergradient_norm",
-    "adjoint_norm",
-    "hessian_norm",
-    "outer_step_scale",
-)
+_RESERVED = StepInfo._fields
 _UNNAMED = "metric"
 """What a number is called that `eval_fn` returns without a name."""
 _BY_RANK = "drawn by each rank"

@@ -136,7 +136,7 @@ class Feed:
         return batch
 
     def check_same(self, group: ProcessGroup) -> None:
-        """Raises if the loader gives each rank its own samples, and the ranks would share these out once more."""
+        """Raise if the loader gives each rank its own samples, and the ranks would share these out once more."""
         if any(isinstance(sampler, DistributedSampler) for sampler in self._samplers()):
             group.abort(
                 f"{self._name} must give every rank the same batches where split_batches=True. Its DistributedSampler "
@@ -180,7 +180,7 @@ class Feed:
         self._index = position["index"]
 
     def restore_generators(self, position: dict[str, Any]) -> None:
-        """Puts the loader's own generators where they were; done last, since two loaders may share one."""
+        """Put the loader's own generators where they were; done last, since two loaders may share one."""
         self.set_generators(position["generators"])
 
     def _begin(self) -> None:

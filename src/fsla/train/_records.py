@@ -53,7 +53,7 @@ class Journal:
             self._board = summary_writer()(str(folder / BOARD), purge_step=step + 1)
 
     def add(self, record: Record) -> None:
-        """Writes a record; whole or not at all."""
+        """Write a record; whole or not at all."""
         self._append(record)
         self.records.append(record)
         if self._board is not None:

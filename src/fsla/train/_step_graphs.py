@@ -13,12 +13,13 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from fsla._state_tree import evolve, map_tensors, tensors_of
+from fsla._torch import allow_uncaptured_steps
 from fsla._tree import copy_
 from fsla.algorithms._base import Algorithm, State
 from fsla.problems._batches import Batch, StepBatches
@@ -31,62 +32,18 @@ from fsla.train._captured import (
     OFTEN,
     CaptureError,
     EngineWarning,
+    Recorder,
     difference,
     form,
     leaves_of,
-    never_waiting,
     reason_of,
     write_tensors,
 )
+from fsla.train._guard import StepInfo
 
 MOST = 4
 """Graphs of one run, each of which holds its own inputs; what comes beyond is taken eagerly."""
 Losses = tuple[Tensor | None, Tensor | None]
-
-
-class Observed(NamedTuple):
-    """What a step leaves for its `StepInfo`, as 0-d tensors; None for what it does not have."""
-
-    inner_loss: Tensor | None
-    outer_loss: Tensor | None
-    hypergradient_norm: Tensor
-    adjoint_norm: Tensor
-    hessian_norm: Tensor | None
-    outer_step_scale: Tensor | None
-
-
-class GraphRecorder(Protocol):
-    """Captures work for the device."""
-
-    def warm_up(self, work: Callable[[], None]) -> None:
-        """Do the work twice, on a side stream; raise where the host waits for the device in it."""
-
-    def record(self, work: Callable[[], None]) -> Callable[[], None]:
-        """Return what does the work again; the work itself is not done."""
-
-
-class CudaRecorder:
-    """Captures work for a GPU; all graphs share one pool of memory."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._pool: Any = None
-
-    def warm_up(self, work: Callable[[], None]) -> None:
-        side = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
-        side.wait_stream(torch.cuda.current_stream(self._device))
-        with torch.cuda.stream(side):
-            work()
-            with never_waiting():  # A capture that fails half-way leaves the generator unusable.
-                work()
-        torch.cuda.current_stream(self._device).wait_stream(side)
-
-    def record(self, work: Callable[[], None]) -> Callable[[], None]:
-        graph = torch.cuda.CUDAGraph()
-        self._pool = self._pool or torch.cuda.graph_pool_handle()
-        with torch.cuda.graph(graph, pool=self._pool):
-            work()
-        return graph.replay
 
 
 @dataclass
@@ -96,8 +53,8 @@ class StepGraph:
     Args:
         replay: takes it.
         batches: what it reads.
-        observed: what it leaves: the values that are there, in one tensor.
-        present: which of the fields of `Observed` are there.
+        observed: what it leaves: the numbers of its `StepInfo` that are there, in one tensor.
+        present: which of these numbers are there.
         agreed: how many replays agreed with the step itself.
         unseen: how many were taken since one was compared.
     """
@@ -109,10 +66,10 @@ class StepGraph:
     agreed: int = 0
     unseen: int = 0
 
-    def seen(self) -> Observed:
+    def seen(self, step: int) -> StepInfo:
         """Return what the last replay left, safe from the next one."""
         values = iter(self.observed.clone().unbind())
-        return Observed(*(next(values) if there else None for there in self.present))  # type: ignore[arg-type]
+        return StepInfo(step, *(next(values) if there else None for there in self.present))  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True)
@@ -144,16 +101,16 @@ class StepGraphs:
     Args:
         problem: the module's problem.
         optimizers: those that move its variables.
-        observe: what a step leaves for its `StepInfo`, from its state and its losses.
+        observe: what a step saw, from its state and its losses.
         lenient: whether steps that cannot be captured are taken eagerly, with a warning.
         recorder: what captures.
     """
 
     problem: ModuleProblem
     optimizers: Sequence[torch.optim.Optimizer]
-    observe: Callable[[State, Losses], Observed]
+    observe: Callable[[State, Losses], StepInfo]
     lenient: bool
-    recorder: GraphRecorder
+    recorder: Recorder
     active: bool = True
     """Whether steps are still captured."""
     _graphs: dict[Hashable, StepGraph | None] = field(default_factory=dict)
@@ -176,7 +133,7 @@ class StepGraphs:
         state: State,
         batches: StepBatches,
         at_parameters: Callable[[State], State],
-    ) -> tuple[State, Observed]:
+    ) -> tuple[State, StepInfo]:
         """Return the state after a step, and what it saw.
 
         Args:
@@ -205,12 +162,13 @@ class StepGraphs:
             warnings.warn(f"{message} Using 'eager'.", EngineWarning, stacklevel=6)
         return self._eager(kind, state, batches)
 
-    def _eager(self, kind: Kind, state: State, batches: StepBatches) -> tuple[State, Observed]:
+    def _eager(self, kind: Kind, state: State, batches: StepBatches) -> tuple[State, StepInfo]:
         after, losses = kind.take(state, batches)
-        values = (None if value is None else value.clone() for value in self.observe(after, losses))
-        return evolve(after, step_count=state.step_count + 1), Observed(*values)  # type: ignore[arg-type]
+        values = (None if value is None else value.clone() for value in self.observe(after, losses)[1:])
+        info = StepInfo(state.step_count, *values)  # type: ignore[arg-type]
+        return evolve(after, step_count=state.step_count + 1), info
 
-    def _replayed(self, kind: Kind, state: State, batches: StepBatches) -> tuple[State, Observed] | None:
+    def _replayed(self, kind: Kind, state: State, batches: StepBatches) -> tuple[State, StepInfo] | None:
         """The state after a replay and what it saw; None where the step is to be taken as it is."""
         key = self._key(kind, batches)
         if key not in self._graphs:
@@ -231,7 +189,7 @@ class StepGraphs:
         else:
             graph.unseen += 1
         graph.replay()
-        return evolve(self._state, step_count=k + 1), graph.seen()
+        return evolve(self._state, step_count=k + 1), graph.seen(k)
 
     def _compare(self, kind: Kind, graph: StepGraph, k: int) -> None:
         """Raise unless a replay does what the step does from here. Nothing has moved afterwards."""
@@ -269,7 +227,7 @@ class StepGraphs:
         state = replace(self._state, step_count=FORBIDDEN_STEP)
         rates = None if self._rates is None else Rates(*self._rates.unbind())
         static = _static(batches)
-        seen: list[Observed] = []
+        seen: list[tuple[Tensor | None, ...]] = []
         values: list[Tensor] = []
 
         def work() -> None:
@@ -277,7 +235,7 @@ class StepGraphs:
             if form(after) != form(state):
                 raise CaptureError("a step that is captured must leave the state in the form that it has.")
             write_tensors(tensors_of(state), tensors_of(after))
-            seen[:] = [self.observe(state, losses)]
+            seen[:] = [self.observe(state, losses)[1:]]
             there = [value.detach().to(self._dtype) for value in seen[0] if value is not None]
             if not values:
                 values.append(torch.empty(len(there), dtype=self._dtype, device=there[0].device))
@@ -407,7 +365,7 @@ class StepGraphs:
         """Have optimisers step without the host: their learning rates and counters are tensors on the device."""
         with ExitStack() as stack:
             for one in self.optimizers:
-                one._warned_capturable_if_run_uncaptured = True
+                allow_uncaptured_steps(one)
                 for group in one.param_groups:
                     flags = _flags(one, group)
                     if flags is None:

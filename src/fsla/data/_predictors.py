@@ -1,0 +1,166 @@
+"""Trained models as plain arrays: they predict for new rows, and are written to files without pickle."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any, Self
+
+import numpy as np
+
+from fsla.data._data_fit import Predictor
+from fsla.data._dataset import Array, Features, Task
+
+MIN_PROBABILITY = 1e-4
+"""Probabilities are clipped here before their logarithm is taken."""
+
+
+def softmax(scores: Array) -> Array:
+    """Return probabilities of rows of scores."""
+    e = np.exp(scores - scores.max(1, keepdims=True))
+    return np.asarray(e / e.sum(1, keepdims=True))
+
+
+def apply_temperature(probabilities: Array, temperature: float) -> Array:
+    """Return probabilities proportional to p^(1/T), of clipped probabilities."""
+    return softmax(np.log(np.clip(probabilities, MIN_PROBABILITY, 1)) / temperature)
+
+
+@dataclass(frozen=True, eq=False)
+class LinearPredictor:
+    """Scores that are linear in the dense features."""
+
+    coef: Array
+    task: Task
+
+    def predict(self, features: Features) -> Array:
+        """Return probabilities, or numbers in regression."""
+        scores = features.dense @ self.coef
+        return softmax(scores) if self.task == "classification" else np.asarray(scores[:, 0])
+
+    def to_state(self) -> tuple[dict[str, Array], dict[str, Any]]:
+        """Return the coefficients."""
+        return {"coef": self.coef}, {"kind": "linear", "task": self.task}
+
+    @classmethod
+    def from_state(cls, arrays: Mapping[str, Array], state: Mapping[str, Any]) -> Self:
+        """Return the predictor of a state."""
+        return cls(arrays["coef"], state["task"])
+
+
+@dataclass(frozen=True, eq=False)
+class ConstantPredictor:
+    """The same probabilities, or the same number, for every row."""
+
+    value: Array
+    task: Task
+
+    def predict(self, features: Features) -> Array:
+        """Return the value once a row."""
+        value = self.value if self.task == "classification" else self.value[0]
+        return np.repeat(value[None], len(features), 0)
+
+    def to_state(self) -> tuple[dict[str, Array], dict[str, Any]]:
+        """Return the value."""
+        return {"value": self.value}, {"kind": "constant", "task": self.task}
+
+    @classmethod
+    def from_state(cls, arrays: Mapping[str, Array], state: Mapping[str, Any]) -> Self:
+        """Return the predictor of a state."""
+        return cls(arrays["value"], state["task"])
+
+
+@dataclass(frozen=True, eq=False)
+class EnsemblePredictor:
+    """Average of calibrated predictors.
+
+    Attributes:
+        members: The predictors.
+        weights: Their shares, which sum to 1.
+        temperatures: One a predictor; 1 in regression.
+        offset: Added to numbers in regression.
+        scale: Numbers in regression are multiplied by it.
+    """
+
+    members: tuple[Predictor, ...]
+    weights: Array
+    temperatures: Array
+    task: Task
+    offset: float = 0.0
+    scale: float = 1.0
+
+    def predict(self, features: Features) -> Array:
+        """Return the average prediction."""
+        total: Any = 0.0
+        for member, weight, temperature in zip(self.members, self.weights, self.temperatures, strict=True):
+            prediction = member.predict(features)
+            if self.task == "classification":
+                prediction = apply_temperature(prediction, temperature)
+            total = total + weight * prediction
+        return np.asarray(self.offset + self.scale * total if self.task == "regression" else total)
+
+    def to_state(self) -> tuple[dict[str, Array], dict[str, Any]]:
+        """Return the states of all members. Raise ValueError if one cannot be saved."""
+        arrays = {"weights": self.weights, "temperatures": self.temperatures}
+        states = []
+        for index, member in enumerate(self.members):
+            member_arrays, state = member.to_state()
+            arrays.update({f"{index}.{name}": array for name, array in member_arrays.items()})
+            states.append(state)
+        json = {
+            "kind": "ensemble",
+            "task": self.task,
+            "offset": self.offset,
+            "scale": self.scale,
+            "members": states,
+        }
+        return arrays, json
+
+    @classmethod
+    def from_state(cls, arrays: Mapping[str, Array], state: Mapping[str, Any]) -> Self:
+        """Return the predictor of a state."""
+        members = []
+        for index, member in enumerate(state["members"]):
+            start = f"{index}."
+            inner = {name.removeprefix(start): a for name, a in arrays.items() if name.startswith(start)}
+            members.append(predictor_from_state(inner, member))
+        return cls(
+            tuple(members),
+            arrays["weights"],
+            arrays["temperatures"],
+            state["task"],
+            float(state["offset"]),
+            float(state["scale"]),
+        )
+
+
+_KINDS = {
+    "linear": "fsla.data._predictors:LinearPredictor",
+    "constant": "fsla.data._predictors:ConstantPredictor",
+    "trees": "fsla.data._trees:TreePredictor",
+    "ensemble": "fsla.data._predictors:EnsemblePredictor",
+    "trunk": "fsla.data._network_learners:TrunkPredictor",
+    "mlp": "fsla.data._network_learners:MLPPredictor",
+    "image_network": "fsla.data._network_learners:NetworkPredictor",
+    "module": "fsla.data._network_learners:ModulePredictor",
+}
+"""Where the class of each kind of state is. Networks are imported only where one is read."""
+
+
+def predictor_from_state(arrays: Mapping[str, Array], state: Mapping[str, Any]) -> Predictor:
+    """Return the predictor that `to_state` described.
+
+    Args:
+        arrays: By name.
+        state: JSON values; "kind" says which class reads the rest.
+
+    Raises:
+        ValueError: The kind is not known.
+    """
+    kind = state.get("kind")
+    if kind not in _KINDS:
+        raise ValueError(f"Cannot read a model of kind {kind!r}. Known kinds: {', '.join(sorted(_KINDS))}.")
+    module, name = _KINDS[kind].split(":")
+    predictor: Predictor = getattr(import_module(module), name).from_state(arrays, state)
+    return predictor

@@ -1,0 +1,78 @@
+"""The benchmark of images: its sets, drawn from files of the published formats."""
+
+import gzip
+import io
+import json
+import sys
+
+import numpy as np
+import pytest
+from PIL import Image
+from sklearn.datasets import load_digits
+
+from fsla_benchmarks.data import images
+
+
+def write_idx(path, array):
+    """Write an array of bytes as a gzipped idx file."""
+    header = bytes([0, 0, 8, array.ndim]) + b"".join(int(n).to_bytes(4, "big") for n in array.shape)
+    with gzip.open(path, "wb") as file:
+        file.write(header + array.astype(np.uint8).tobytes())
+
+
+@pytest.fixture
+def digits_folder(tmp_path):
+    """Return a folder with digits in the form of MNIST."""
+    data = load_digits()
+    pixels, labels = np.pad(data.images * 15, ((0, 0), (3, 3), (3, 3))), data.target
+    folder = tmp_path / "mnist"
+    folder.mkdir()
+    for part, rows in (("train", slice(0, 1500)), ("t10k", slice(1500, None))):
+        write_idx(folder / f"{part}-images-idx3-ubyte.gz", pixels[rows])
+        write_idx(folder / f"{part}-labels-idx1-ubyte.gz", labels[rows])
+    return tmp_path
+
+
+def test_draw_replaces_share_of_labels_and_hides_those_of_checked_rows(digits_folder):
+    """Checked rows have their true label and no vote; of the others about the stated share is wrong."""
+    problem, labels = images.draw("mnist", digits_folder, 1000, 100, 0.4, 0, 50)
+    data = problem.data
+    assert data.features.images.shape == (1000, 14, 14, 1)
+    assert len(problem.test) == len(problem.test_labels) == 50
+    assert np.array_equal(data.checked_labels, problem.gold[:100])
+    assert data.votes.row.min() == 100
+    assert np.array_equal(data.votes.label, labels[100:])
+    assert 0.35 < problem.wrong_votes.mean() < 0.45
+
+
+def test_draw_of_cifar10n_takes_labels_that_people_gave(tmp_path):
+    """The files hold JPEG bytes one after the other; label and image must stay together."""
+    folder = tmp_path / "cifar10n"
+    folder.mkdir()
+    arrays = {}
+    for part, count in (("train", 30), ("test", 10)):
+        encoded = []
+        for index in range(count):
+            buffer = io.BytesIO()
+            Image.new("RGB", (32, 32), (8 * index, 0, 255 - 8 * index)).save(buffer, "JPEG", quality=95)
+            encoded.append(np.frombuffer(buffer.getvalue(), np.uint8))
+        arrays[part] = np.concatenate(encoded)
+        arrays[f"{part}_offsets"] = np.cumsum([0, *map(len, encoded)])
+    np.savez(folder / "images.npz", **arrays)
+    clean = np.arange(30) % 10
+    np.savez(folder / "labels.npz", clean=clean, random1=(clean + 1) % 10, test=np.arange(10))
+    problem, labels = images.draw("cifar10n", tmp_path, 20, 5, 0.0, 0, 10)
+    number = problem.data.features.images[..., 0].mean((1, 2)).round() / 8
+    assert np.array_equal(number.round().astype(int) % 10, problem.gold)
+    assert np.array_equal(labels, (problem.gold + 1) % 10)
+
+
+@pytest.mark.slow
+def test_command_prints_share_of_gap_that_is_closed(digits_folder, monkeypatch, capsys):
+    """The line must hold what the target names: accuracies with given and true labels, and by the product."""
+    command = ["images", "--set", "mnist", "--rows", "800", "--checked", "150", "--data-dir", str(digits_folder)]
+    monkeypatch.setattr(sys, "argv", command)
+    images.main()
+    line = json.loads(capsys.readouterr().out)
+    assert line["given"]["accuracy"] < line["product"]["accuracy"]
+    assert line["gap_closed"] > 0
