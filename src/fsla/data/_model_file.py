@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from fsla import _container as container
-from fsla._files import FileError
-from fsla._json_values import among, each, either, items, mapping, record
+from fsla._storage import _container as container
+from fsla._storage._files import FileError
+from fsla._storage._json_values import among, each, either, items, mapping, record
 from fsla.data._data_fit import Predictor
 from fsla.data._dataset import Array, Task
 from fsla.data._features import FeatureBuilder

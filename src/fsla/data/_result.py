@@ -220,7 +220,7 @@ class CleaningResult:
 
     def _writers(self) -> dict[str, Callable[[Path], None]]:
         """Return what writes each file, by its name."""
-        from fsla._files import write_text
+        from fsla._storage._files import write_text
         from fsla.data._output import table_for_people, table_for_programs
         from fsla.data._report import render
 
