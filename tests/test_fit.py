@@ -25,8 +25,8 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import fsla
 from fsla import CheckpointError
-from fsla import _container as container
-from fsla import _locks as locks
+from fsla._storage import _container as container
+from fsla._storage import _locks as locks
 from fsla.hypergradients._estimators import Tracked
 from fsla.train import _process as process
 from fsla.train import _records as journal
@@ -394,6 +394,71 @@ def test_fit_patience_stops_and_resume_stays_stopped(tmp_path):
         tmp_path, eval_fn=lambda model: next(losses), max_steps=14, eval_every=2, patience=9
     )
     assert (more.stop_reason, more.num_steps, more.best_step) == ("steps", 14, 14)
+
+
+def tensors_of(run):
+    """The model's and the weights' tensors as they are now."""
+    return {**run.model.state_dict(), **{f"w.{name}": t for name, t in run.weights.state_dict().items()}}
+
+
+def copied_at(run, step, copies):
+    """A callback that copies a run's tensors at a step."""
+
+    def callback(opt, record):
+        if record["step"] == step:
+            copies.update({name: t.clone() for name, t in tensors_of(run).items()})
+
+    return callback
+
+
+def test_fit_with_patience_ends_at_best_evaluation(tmp_path):
+    """λ that fits the noise of few trusted samples is of no use; nor is the model that was trained with it."""
+    arguments = {"eval_every": 2, "patience": 2}
+    run, best, last = Setup(user_optimizers=False), {}, {}
+    losses = iter([3.0, 1.0, 2.0, 2.0])
+    callbacks = [copied_at(run, 4, best), copied_at(run, 8, last)]
+    result = run.fit(tmp_path, eval_fn=lambda model: next(losses), callbacks=callbacks, **arguments)
+    assert (result.stop_reason, result.num_steps, result.best_step) == ("patience", 8, 4)
+    assert all(torch.equal(t, best[name]) for name, t in tensors_of(run).items())
+    moves = [name for name, t in best.items() if not torch.equal(t, last[name])]
+    assert "0.weight" in moves
+    assert any(name.startswith("w.") for name in moves)
+    again = Setup(user_optimizers=False)
+    again.fit(tmp_path, eval_fn=lambda model: next(losses), **arguments)
+    assert again.end == run.end
+    arguments |= {"patience": 9, "max_steps": 12}
+    whole, longer, end, longer_end = Setup(user_optimizers=False), Setup(user_optimizers=False), {}, {}
+    losses = iter([3.0, 1.0, 2.0, 2.0, 1.5, 1.5])
+    whole.fit(eval_fn=lambda model: next(losses), callbacks=[copied_at(whole, 12, end)], **arguments)
+    losses = iter([1.5, 1.5])
+    callbacks = [copied_at(longer, 12, longer_end)]
+    longer.fit(tmp_path, eval_fn=lambda model: next(losses), callbacks=callbacks, **arguments)
+    assert end.keys() == longer_end.keys()
+    assert all(torch.equal(t, end[name]) for name, t in longer_end.items())
+    assert all(torch.equal(t, best[name]) for name, t in tensors_of(longer).items())
+
+
+@pytest.mark.parametrize("as_loader", [False, True])
+def test_fit_with_more_outer_parameters_than_samples_warns(as_loader):
+    """539 penalties on a few hundred samples fit their noise: the outer loss says nothing of that."""
+    x, y = data(20, 1)
+
+    def run(count, trusted, **more):
+        model, penalties = nn.Linear(4, 3).to(F64), nn.Parameter(torch.zeros(count, dtype=F64))
+
+        def penalised(model, penalties, batch):
+            return nn.functional.cross_entropy(model(batch[0]), batch[1]) + penalties.exp().mean() * model.weight.norm()
+
+        losses = {"inner_loss": penalised, "outer_loss": lambda m, p, b: nn.functional.cross_entropy(m(b[0]), b[1])}
+        bilevel = fsla.SOBA(model, penalties, **losses, **RATES)
+        batch = data(trusted, 2)
+        loader = DataLoader(TensorDataset(*batch), batch_size=2) if as_loader else [batch]
+        fsla.fit(bilevel, [(x, y)], loader, max_steps=1, progress_bar=False, **more)
+
+    with pytest.warns(fsla.OverfittingWarning, match="7 outer parameters are learnt from 6 outer samples.*patience="):
+        run(7, 6)
+    run(6, 6)
+    run(7, 6, eval_fn=lambda model: 1.0, patience=3)
 
 
 def test_fit_callbacks_see_records_and_stop():

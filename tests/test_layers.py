@@ -16,12 +16,15 @@ PACKAGES = [
     REPOSITORY / "reproduction" / "fsla_reproduction",
     REPOSITORY / "benchmarks" / "fsla_benchmarks",
 ]
-ROOMS = ["distributed", "problems", "steps", "hypergradients", "algorithms", "train", "contrib", "data", "cli"]
+ROOMS = [
+    "distributed", "problems", "steps", "hypergradients", "algorithms", "train", "contrib", "data", "integrations",
+    "cli",
+]  # fmt: skip
 LAYERS = [
-    "_version", "_extras", "_torch", "_checks", "_files", "_locks", "_tree", "_state_tree", *ROOMS[:5],
-    "_json_values", "_container", *ROOMS[5:8],
+    "_version", "_extras", "_torch", "_checks", "_tree", "_state_tree", *ROOMS[:5],
+    "_storage", *ROOMS[5:8],
     "fsla",  # the package's own __init__
-    "cli", "__main__", "fsla_reproduction", "fsla_benchmarks",
+    "integrations", "cli", "__main__", "fsla_reproduction", "fsla_benchmarks",
 ]  # fmt: skip
 RANK = {name: i for i, name in enumerate(LAYERS)}
 CORE = RANK["algorithms"]

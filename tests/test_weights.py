@@ -19,6 +19,13 @@ def test_group_weights_by_name_equal_by_index():
     assert by_name.requires_grad
 
 
+def test_group_weights_probabilities_count_weights_and_entries():
+    """A mixture that draws so needs no weight in its loss."""
+    weights = fsla.GroupWeights(["web", "forum", "web", "web"], init={"web": 1.0, "forum": 2.0})
+    assert weights.probabilities() == pytest.approx([3 / 5, 2 / 5])
+    assert fsla.GroupWeights(["a", "b"]).probabilities() == [0.5, 0.5]
+
+
 def test_group_weights_have_mean_one():
     """The learning rate of the model must not depend on the weights' common size."""
     weights = fsla.GroupWeights(5)

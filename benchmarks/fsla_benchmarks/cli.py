@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 from rich.text import Text
 
-from fsla._files import ensure_writable, write_text
+from fsla._storage._files import ensure_writable, write_text
 from fsla.cli.options import EXIT_CODES, Device
 from fsla.cli.screen import console, interruptible, print_line, watched
 from fsla_reproduction.cli import show_results

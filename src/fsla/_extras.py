@@ -11,6 +11,9 @@ EXTRAS = {
     "dask": ("dask",),
     "parquet": ("pyarrow",),
     "tensorboard": ("tensorboard",),
+    "accelerate": ("accelerate",),
+    "transformers": ("transformers", "accelerate"),
+    "lightning": ("lightning",),
 }
 """The modules of each extra."""
 
@@ -29,3 +32,14 @@ def install_hint(error: ModuleNotFoundError) -> str:
         if module in modules:
             return f"The module {module} is not installed. Install it with: pip install 'fsla[{extra}]'"
     return str(error)
+
+
+def require_for(extra: str, name: str) -> None:
+    """Raise ImportError, with how to install it, unless every module of an extra that `name` needs is installed."""
+    try:
+        require(extra)
+    except ModuleNotFoundError as error:
+        raise ImportError(
+            f"Cannot load {name}. The module {error.name} is not installed. "
+            f"Install it with: pip install 'fsla[{extra}]'"
+        ) from error

@@ -258,6 +258,7 @@ def _run_demo(out: Path, options: dict[str, Any], quiet: bool) -> None:
     as_it_is = _clean(
         demo.table, True, **digits.COLUMNS | {"checked": None}, ignore=["checked"], **options | {"review": 0}
     )
+    digits.show_pictures(demo, result)
     score = digits.score_demo(demo, result, as_it_is)
     result.publish(out, {"demo": score._asdict()})
     _print(result, out, quiet)

@@ -212,7 +212,7 @@ class LabelCleaner(ClassifierMixin, _TrustedEstimator):  # type: ignore[misc]
         strategy_results_: Table of strategies and learners with their shares.
         comparison_: Accuracy on checked rows for doing nothing and for this model, cross-fitted.
 
-    Example:
+    Examples:
         >>> import numpy as np
         >>> from fsla.data import LabelCleaner
         >>> rng = np.random.default_rng(0)
@@ -341,7 +341,7 @@ class GroupWeigher(_TrustedEstimator):
         strategy_results_: Table of strategies and learners with their shares.
         comparison_: Accuracy or error on checked rows for doing nothing and for this model, cross-fitted.
 
-    Example:
+    Examples:
         >>> import numpy as np
         >>> from fsla.data import GroupWeigher
         >>> rng = np.random.default_rng(0)

@@ -458,16 +458,16 @@ def weigh_groups(
         ValueError: A column is missing, not numeric, or too few rows are trusted.
         ImportError: pyarrow or dask is not installed.
 
-    Example:
+    Examples:
         >>> import numpy as np, pandas as pd
         >>> rng = np.random.default_rng(0)
         >>> rows = pd.DataFrame({"a": rng.normal(size=400), "b": rng.normal(size=400)})
         >>> right = rows.assign(y=rows.a - rows.b)
         >>> data = right[100:].assign(source=["good", "bad", "good"] * 100)
         >>> data.loc[data.source == "bad", "y"] = rng.normal(size=100)
-        >>> weights = weigh_groups(data, label="y", group="source", trusted=right[:100])
+        >>> weights = fsla.data.weigh_groups(data, label="y", group="source", trusted=right[:100])
         >>> weights.set_index("group").weight.round(1).to_dict()
-        {'bad': 0.0, 'good': 0.7}
+        {'bad': 0.1, 'good': 0.5}
     """
     import pandas as pd
 

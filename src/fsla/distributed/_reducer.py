@@ -326,6 +326,53 @@ class DataParallelReducer(Reducer):
                 b.copy_(old + t / self._scale)
 
 
+class ClosureReducer(DataParallelReducer):
+    """The processes of a loop that belongs to somebody else, which passes its own samples on each of them.
+
+    Steps on which λ rests send nothing that the loop does not send itself.
+
+    Args:
+        model: module whose parameters are ω.
+    """
+
+    def __init__(self, model: nn.Module | None) -> None:
+        super().__init__(model, split_batches=False)
+
+    def mean(
+        self,
+        data: Sequence[Any],
+        values: list[Tensor],
+        by_omega: list[Derivatives],
+        by_lam: Derivatives,
+        leaves: GraphLeaves,
+        *,
+        lam_rows: bool,
+        by_backward: bool,
+    ) -> tuple[list[Tensor], list[Derivatives], Derivatives]:
+        if by_backward and not by_lam and (self.sharded or self._wrapped):
+            return values, by_omega, by_lam
+        return super().mean(data, values, by_omega, by_lam, leaves, lam_rows=lam_rows, by_backward=by_backward)
+
+    def _check_sizes(self, sizes: Tensor) -> None:
+        """The loop knows how many samples it passes."""
+
+    def buffers_moved(self, part: Part, buffers: Sequence[Tensor], before: Sequence[Tensor]) -> None:
+        if not self._wrapped:
+            super().buffers_moved(part, buffers, before)
+
+    def average_gradients(self, parameters: Sequence[nn.Parameter]) -> None:
+        """Take the mean of `.grad`: a pass that does not go through the wrapper's forward runs none of its hooks.
+
+        Where the hooks have run, the gradients are equal on all processes, and stay.
+        """
+        if not (self._wrapped and self.reduces):
+            return
+        with torch.no_grad():
+            grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
+            for p, total in zip(parameters, self._sum(grads), strict=True):
+                p.grad = total / self._world_size
+
+
 def _may_move(buffer: Tensor) -> bool:
     return buffer.dtype.is_floating_point and buffer.dtype.itemsize > 1 and not is_sharded(buffer)
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from itertools import chain
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from fsla._torch import foreach_add_, foreach_mul, module_buffers
 from fsla._tree import Shifted, Tree, copy_, is_sharded, local_part
 from fsla.distributed import raise_on_first
-from fsla.distributed._reducer import GraphLeaves, Part, Reducer
+from fsla.distributed._reducer import ClosureReducer, GraphLeaves, Part, Reducer
 from fsla.problems import _passes as passes
 from fsla.problems._autograd import (
     LOSS_NAMES,
@@ -145,7 +145,7 @@ class ModuleProblem(LossProblem):
         moved = False
         try:
             with stream, passes.forward_context(seed, None, device):
-                with passes.casting(self.autocast_dtype, device):  # and not what goes backward, as in plain training
+                with self._casting(device):  # and not what goes backward, as in plain training
                     value = self._evaluate(level, model, part.data)
                 yield value
             moved = update_buffers
@@ -205,6 +205,9 @@ class ModuleProblem(LossProblem):
             else:
                 set_random_states(device, now)
 
+    def _casting(self, device: torch.device) -> AbstractContextManager[object]:
+        return passes.casting(self.autocast_dtype, device)
+
     def _evaluate(self, level: Level, model: Any, data: Any) -> Tensor:
         name = LOSS_NAMES[level]
         try:
@@ -262,11 +265,43 @@ class ClosureProblem(ModuleProblem):
 
     Args:
         model, outer: as in `ModuleProblem`.
+        autocast_dtype: dtype that the closures compute in. It sets the step of the differences; autocast itself is the
+            loop's.
         reducer: how processes share a batch.
     """
 
-    def __init__(self, model: nn.Module, outer: OuterModules, *, reducer: Reducer | None = None) -> None:
-        super().__init__(model, outer, _call_closure, _call_closure, hvp_method="finite_difference", reducer=reducer)
+    def __init__(
+        self,
+        model: nn.Module,
+        outer: OuterModules,
+        *,
+        autocast_dtype: torch.dtype | None = None,
+        reducer: Reducer | None = None,
+    ) -> None:
+        super().__init__(
+            model,
+            outer,
+            _call_closure,
+            _call_closure,
+            hvp_method="finite_difference",
+            autocast_dtype=autocast_dtype,
+            reducer=reducer,
+        )
+
+    @contextmanager
+    def leaves(self, level: Level, at: Point, data: Sequence[Any], *, omega: bool, lam: bool) -> Iterator[GraphLeaves]:
+        """The hooks of the loop's wrappers wait for every gradient of the model."""
+        with super().leaves(level, at, data, omega=True, lam=lam) as leaves:
+            yield leaves
+
+    def _casting(self, device: torch.device) -> AbstractContextManager[object]:
+        return nullcontext()
+
+    def _evaluate(self, level: Level, model: Any, data: Any) -> Tensor:
+        value = super()._evaluate(level, model, data)
+        if level == "outer" and isinstance(self.reducer, ClosureReducer):
+            self.reducer.average_gradients(list(self.omega.values()))
+        return value
 
     def backward(self, value: Tensor, leaves: GraphLeaves, *, omega: bool, last: bool) -> None:
         """The closure has been there."""

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any
 
 from fsla.train._bilevel import FSLA, MASOBA, SOBA, BilevelOptimizer
 from fsla.train._checkpoint import CheckpointError, load_checkpoint, save_checkpoint
-from fsla.train._fit import fit
+from fsla.train._fit import OverfittingWarning, fit
 from fsla.train._guard import DivergenceError, RollbackWarning, StepInfo
 from fsla.train._loop import FitResult
 from fsla.train._weights import GroupWeights, ProductWeights, SampleWeights
@@ -48,6 +48,7 @@ __all__ = [
     "EngineWarning",
     "FitResult",
     "GroupWeights",
+    "OverfittingWarning",
     "ProductWeights",
     "Record",
     "RollbackWarning",

@@ -17,14 +17,14 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from fsla._checks import pick, positive, whole_number
-from fsla._json_values import differences
 from fsla._state_tree import describe, evolve, flatten, map_tensors, unflatten
+from fsla._storage._json_values import differences
 from fsla._tree import Tree, clone, copy_, norm
 from fsla.algorithms._base import Algorithm, State
 from fsla.algorithms._registry import get_algorithm, list_algorithms
 from fsla.algorithms._single_loop import fsla as fsla_algorithm
 from fsla.algorithms._soba import ma_soba, soba
-from fsla.distributed._reducer import DataParallelReducer
+from fsla.distributed._reducer import ClosureReducer, DataParallelReducer
 from fsla.problems import _passes as passes
 from fsla.problems._autograd import HvpMethod
 from fsla.problems._batches import Batch, StepBatches, mix_seed
@@ -76,7 +76,8 @@ class BilevelOptimizer(ProblemAtPoint):
         projection: set that λ stays in, such as ``fsla.steps.Box(0, 1)``.
         hvp_method: "autograd" (exact), "finite_difference" (of first-order gradients), or "auto": exact if the model is
             small and allows it.
-        autocast_dtype: torch.bfloat16 for bfloat16 passes; the variables stay as they are.
+        autocast_dtype: torch.bfloat16 for bfloat16 passes; the variables stay as they are. Without losses it says what
+            the closures compute in.
         outer_uses_lam: whether the outer loss reads `outer`; by default the first pass over each batch finds out.
         max_grad_norm: norm that ∂_ω G is clipped to.
         max_adjoint_norm: bound on ‖v‖.
@@ -152,12 +153,13 @@ class BilevelOptimizer(ProblemAtPoint):
             hvp_method = "finite_difference"
             algorithm = replace(algorithm, finite_differences=False)
         self._owns_losses = _both_losses(owner, inner_loss, outer_loss)
-        self.reducer = DataParallelReducer(
-            model if isinstance(model, nn.Module) else None, split_batches=split_batches and self._owns_losses
-        )
+        network = model if isinstance(model, nn.Module) else None
         if inner_loss is None or outer_loss is None:
-            self._problem: ModuleProblem = ClosureProblem(model, outer, reducer=self.reducer)
+            closures = ClosureReducer(network)
+            self.reducer: DataParallelReducer = closures
+            self._problem: ModuleProblem = ClosureProblem(model, outer, autocast_dtype=autocast_dtype, reducer=closures)
         else:
+            self.reducer = DataParallelReducer(network, split_batches=split_batches)
             self._problem = ModuleProblem(
                 model,
                 outer,
@@ -379,6 +381,11 @@ class BilevelOptimizer(ProblemAtPoint):
             raise TypeError(
                 "backward needs an algorithm that asks for everything at one point, such as SOBA or MA-SOBA, since "
                 f"the model moves outside of it. {self._name} asks after the model has moved; use step."
+            )
+        if isinstance(self.inner_optimizer, torch.optim.LBFGS):
+            raise TypeError(
+                "backward cannot serve LBFGS, which calls its closure itself, several times a step. Use an optimiser "
+                "that reads .grad, such as torch.optim.AdamW."
             )
         if self._max_grad_norm is not None:
             raise TypeError("max_grad_norm is for step. Clip the gradients between backward and the optimiser's step.")

@@ -6,7 +6,8 @@ result = fsla.fit(bilevel, train_loader, trusted_loader, max_steps=10_000, outpu
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import warnings
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -15,9 +16,11 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.optim.lr_scheduler import ReduceLROnPlateau
+from torch.utils.data import DataLoader
 
-from fsla._json_values import Plain, among, either, finite, mapping, named, plain, record
+from fsla._storage._json_values import Plain, among, either, finite, mapping, named, plain, record
 from fsla._tree import is_sharded
+from fsla.distributed._partition import count_samples
 from fsla.problems._module import named_tensors
 from fsla.train._bilevel import BilevelOptimizer
 from fsla.train._guard import StepInfo
@@ -76,6 +79,7 @@ def fit(
             Random states and modes are restored after it.
         eval_every: steps between two records.
         patience: ends the run after this many evaluations in a row whose first number is not below the lowest before.
+            At its end the model and the outer modules go back to the best evaluation, of which a copy is kept.
         lr_schedulers: schedulers of the torch optimisers that were passed to `optimizer`. They are stepped after each
             step, ReduceLROnPlateau with the first number of each evaluation.
         callbacks: called as ``callback(optimizer, record)`` after each record; one that returns True ends the run.
@@ -131,6 +135,8 @@ def fit(
     if outer_loader is not None:
         feeds.append(Feed(outer_loader, "outer_loader"))
     begin_together(optimizer.reducer, feeds)
+    if patience is None:
+        _warn_of_overfitting(optimizer, outer_loader)
     return run_loop(OptimizerStepper(optimizer, feeds, schedulers), settings)
 
 
@@ -156,6 +162,8 @@ class OptimizerStepper(Stepper):
         self._resumed = False
         self._checked = False
         self._info: StepInfo | None = None
+        self._best: dict[str, dict[str, Tensor]] | None = None
+        """Model and outer at the best evaluation."""
 
     @property
     def identity(self) -> Mapping[str, object]:
@@ -206,6 +214,18 @@ class OptimizerStepper(Stepper):
             if isinstance(scheduler, ReduceLROnPlateau):
                 scheduler.step(math.inf if value is None else value)
 
+    def remember_best(self) -> None:
+        self._best = {name: _copy(_tensors_of(part)) for name, part in self._parts.items()}
+
+    def restore_best(self) -> None:
+        if self._best is not None:
+            for name, part in self._parts.items():
+                _set_tensors(self._best[name], part)
+
+    @property
+    def _parts(self) -> dict[str, Any]:
+        return {"model": self._optimizer.model, "outer": self._optimizer.outer}
+
     def shown(self) -> str:
         info = self._info
         assert info is not None
@@ -219,8 +239,8 @@ class OptimizerStepper(Stepper):
         if not optimizer.reducer.split_batches:  # Each rank draws for itself.
             drawn = {_BY_RANK: self.group.gather(drawn)}
         return {
-            "model": _tensors_of(optimizer.model),
-            "outer": _tensors_of(optimizer.outer),
+            **{name: _tensors_of(part) for name, part in self._parts.items()},
+            "best": self._best,
             "run": optimizer.run_state(),
             "schedulers": [scheduler.state_dict() for scheduler in self._schedulers],
             **drawn,
@@ -229,8 +249,11 @@ class OptimizerStepper(Stepper):
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
         optimizer = self._optimizer
         drawn = saved[_BY_RANK][self.group.rank] if _BY_RANK in saved else saved
-        check_like("its model", saved["model"], _tensors_of(optimizer.model))
-        check_like("its outer", saved["outer"], _tensors_of(optimizer.outer))
+        best = saved["best"]
+        for name, part in self._parts.items():
+            check_like(f"its {name}", saved[name], _tensors_of(part))
+            if best is not None:
+                check_like(f"its best {name}", best[name], _tensors_of(part))
         check_like("a scheduler", saved["schedulers"], [scheduler.state_dict() for scheduler in self._schedulers])
         if not _RUN(saved["run"]):
             raise ValueError("what it holds of the optimizer is malformed")
@@ -241,8 +264,9 @@ class OptimizerStepper(Stepper):
             for feed, position in zip(self._feeds, drawn["loaders"], strict=True):
                 feed.restore_generators(position)
         optimizer.set_run_state(saved["run"])
-        _set_tensors(saved["model"], optimizer.model)
-        _set_tensors(saved["outer"], optimizer.outer)
+        for name, part in self._parts.items():
+            _set_tensors(saved[name], part)
+        self._best = None if best is None else {name: _copy(best[name]) for name in self._parts}
         for scheduler, state in zip(self._schedulers, saved["schedulers"], strict=True):
             scheduler.load_state_dict(state)
         RandomState.set(drawn["random"])
@@ -283,6 +307,42 @@ def _evaluating(model: nn.Module) -> Iterator[None]:
             module.training = training
 
 
+class OverfittingWarning(UserWarning):
+    """Warning that there are more outer parameters than samples that they are judged by.
+
+    Example:
+        >>> import warnings
+        >>> warnings.simplefilter("ignore", fsla.OverfittingWarning)  # or: eval_fn= and patience=
+    """
+
+
+def _warn_of_overfitting(optimizer: BilevelOptimizer, outer_loader: Iterable[Any] | None) -> None:
+    """Warn where the outer variable can fit the noise of the outer samples."""
+    count = sum(t.numel() for t in optimizer.problem_at_point()[1].lam.values())
+    samples = _count_samples(outer_loader)
+    if samples and count > samples:
+        warnings.warn(
+            f"{count} outer parameters are learnt from {samples} outer samples, and may fit their noise: the outer "
+            "loss falls while the loss on new data rises. Hold samples back and pass eval_fn= and patience=, or use "
+            "more outer samples, fewer parameters, or a penalty on them in the outer loss.",
+            OverfittingWarning,
+            stacklevel=3,
+        )
+
+
+def _count_samples(loader: Iterable[Any] | None) -> int | None:
+    """The number of samples of a loader; None where it is unknown."""
+    if isinstance(loader, DataLoader):
+        dataset = loader.dataset
+        return len(dataset) if isinstance(dataset, Sized) else None
+    if not isinstance(loader, list | tuple):
+        return None
+    try:
+        return sum(count_samples(batch) for batch in loader)
+    except TypeError:
+        return None
+
+
 def _check_schedulers(optimizer: BilevelOptimizer, schedulers: Sequence[Any], eval_fn: EvalFn | None) -> None:
     if eval_fn is None and any(isinstance(scheduler, ReduceLROnPlateau) for scheduler in schedulers):
         raise ValueError("ReduceLROnPlateau requires eval_fn=, a function of the model that returns a number.")
@@ -299,6 +359,10 @@ def _check_schedulers(optimizer: BilevelOptimizer, schedulers: Sequence[Any], ev
 def _tensors_of(part: Any) -> dict[str, Tensor]:
     """The parameters and buffers, trainable or not, of a module, a parameter, or a list or mapping of these."""
     return {name: t.detach() for name, t in named_tensors(part)}
+
+
+def _copy(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: t.detach().clone() for name, t in tensors.items()}
 
 
 def _set_tensors(saved: Mapping[str, Tensor], part: Any) -> None:

@@ -19,9 +19,9 @@ from typing import Any, Literal
 from torch.distributed.device_mesh import DeviceMesh
 
 from fsla._checks import positive, whole_number
-from fsla._files import check_regular, ensure_folder, remove_orphans
-from fsla._json_values import among, either, number, record, text
-from fsla._locks import locked
+from fsla._storage._files import check_regular, ensure_folder, remove_orphans
+from fsla._storage._json_values import among, either, number, record, text
+from fsla._storage._locks import locked
 from fsla.distributed import ProcessGroup
 from fsla.train._checkpoint import CheckpointError, file_errors
 from fsla.train._loader_state import RandomState
@@ -55,7 +55,7 @@ class FitResult:
         num_steps: steps that were taken in all.
         stop_reason: why the run ended: "steps", "patience", "callback", "budget" or "diverged".
         best_metric: lowest value of the first quantity that `eval_fn` returned; None without `eval_fn`.
-        best_step: step of the best metric. The model stays where the run ended.
+        best_step: step of the best metric. With `patience` the model and the outer modules are those of this step.
         resumed_from: step of the checkpoint that the run resumed from.
 
     Examples:
@@ -89,14 +89,15 @@ class Progress:
     preparation_seconds: float = 0.0
     """What tracing, checking and compiling took."""
 
-    def observe(self, value: float | None) -> None:
-        """Compare an evaluation with the best one."""
+    def observe(self, value: float | None) -> bool:
+        """Compare an evaluation with the best one; return whether it is better."""
         if value is not None and (self.best is None or value < self.best):
             self.best = value
             self.best_step = self.step
             self.since = 0
-        else:
-            self.since += 1
+            return True
+        self.since += 1
+        return False
 
 
 class Stepper(ABC):
@@ -151,6 +152,12 @@ class Stepper(ABC):
 
     def evaluated(self, value: float | None) -> None:  # noqa: B027 (of interest to schedulers alone)
         """Take note of the number that the run is judged by."""
+
+    def remember_best(self) -> None:  # noqa: B027 (most runs end where they end)
+        """Copy what `restore_best` is to set."""
+
+    def restore_best(self) -> None:  # noqa: B027
+        """Set what the last `remember_best` copied."""
 
     def shown(self) -> str:
         """Return what the last step saw, for the bar."""
@@ -217,6 +224,8 @@ def run_loop(stepper: Stepper, settings: Settings) -> FitResult:
         progress, journal = loop.progress, loop.journal
         if loop.received:
             leave(signal.Signals(loop.received), progress.step, loop.saved_at, stack, says=stepper.group.is_first)
+    if settings.patience is not None:  # After the last checkpoint, from which a longer run goes on.
+        stepper.restore_best()
     return FitResult(journal.records, progress.step, reason, progress.best, progress.best_step, loop.resumed_from)
 
 
@@ -358,7 +367,8 @@ class _Loop:
         with RandomState.preserved():
             record, value = group.broadcast(self._stepper.measure(progress, reason, settings.eval_fn))
         if settings.eval_fn is not None:
-            progress.observe(value)
+            if progress.observe(value) and settings.patience is not None:
+                self._stepper.remember_best()
             self._stepper.evaluated(value)
         self.journal.add(record)
         progress.records = len(self.journal.records)

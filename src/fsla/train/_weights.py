@@ -129,6 +129,17 @@ class GroupWeights(nn.Module):
         """The weights of all groups, without a graph."""
         return self._all().detach()
 
+    def probabilities(self) -> list[float]:
+        """Return how often to draw each group so that its samples need no weight, in the order of `names`.
+
+        It is the weight times how often the group comes in `groups`, such as its number of samples. The list serves
+        ``datasets.interleave_datasets(probabilities=...)``.
+        """
+        sizes = self.group_index.bincount(minlength=len(self.logit))
+        drawn = self.weights.double() * sizes
+        result: list[float] = (drawn / drawn.sum()).tolist()
+        return result
+
     def as_dict(self) -> dict[Any, float]:
         """Return the weights by the groups' names."""
         return dict(zip(self.names, self.weights.tolist(), strict=True))
