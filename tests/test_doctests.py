@@ -20,6 +20,7 @@ ROOMS = [
     "fsla.contrib",
     "fsla.distributed",
     "fsla.hypergradients",
+    "fsla.integrations",
     "fsla.problems",
     "fsla.steps",
     "fsla.train",
