@@ -27,7 +27,7 @@ def peaks(build, *, learns):
     trained = [p for p in model.parameters() if p.requires_grad]
     optimizer = torch.optim.AdamW(trained, lr=1e-3, weight_decay=0.0)
     ids, source = make_ids()
-    trusted, seen = make_trusted(), []
+    trusted, seen, watched, before = make_trusted(), [], False, 0
     bilevel = None
     if learns:
         optimizers = {"adjoint_optimizer": partial(torch.optim.SGD, lr=0.05)}
@@ -37,18 +37,20 @@ def peaks(build, *, learns):
     def inner():
         loss = (weights(source[:8]) * row_losses(model, ids[:8])).mean()
         loss.backward()
-        seen.append(live_bytes())
+        if watched:
+            seen.append(live_bytes())
         return loss.detach()
 
     def outer():
         loss = row_losses(model, trusted[:8]).mean()
         loss.backward()
-        seen.append(live_bytes())
+        if watched:
+            seen.append(live_bytes())
         return loss.detach()
 
-    for _ in range(12):  # The guard makes its copy at the tenth step.
-        seen.clear()
-        before = live_bytes()
+    for k in range(12):  # The guard makes its copy at the tenth step.
+        watched = k == 11
+        before = live_bytes() if watched else 0
         if bilevel is None:
             inner()
         else:
