@@ -61,7 +61,7 @@ def write_sets(folder):
     def text(label):
         return " ".join(rng.choice(words[label * 20 : label * 20 + 20], 6))
 
-    weak, given, scores = ["split,text,label,rule_00,rule_01"], ["split,text,given,label"], []
+    weak, noisy, scores = ["split,text,label,rule_00,rule_01"], ["split,text,given,label"], []
     for number in range(260):
         label = number % 2
         split = "test" if number >= 200 else "train"
@@ -69,14 +69,14 @@ def write_sets(folder):
         wrong = rng.random() < 0.3
         line = f"{text(label)} {number}"
         weak.append(f"{split},{line},{names[label]},{names[label]},{'' if number % 3 else names[label ^ wrong]}")
-        given.append(f"{split},{line},{names[label ^ wrong]},{names[label]}")
+        noisy.append(f"{split},{line},{names[label ^ wrong]},{names[label]}")
     for request in range(60):
         line = text(request % 2)
         for annotator in range(3):
             score = 13 + 5 * (request % 2) + annotator
             scores.append(f"{request},{line},A{annotator},{score},{request % 2 - 0.5}")
     (folder / "real").mkdir()
-    (folder / "real" / "hausa-news.csv").write_text("\n".join(given), encoding="utf-8")
+    (folder / "real" / "hausa-news.csv").write_text("\n".join(noisy), encoding="utf-8")
     import gzip
 
     for name, lines in (("wrench-youtube.csv.gz", weak), ("politeness-wikipedia.csv.gz", scores)):
@@ -368,10 +368,10 @@ def test_bench_data_runs_resumes_and_fills_a_page(tmp_path, monkeypatch):
     page = tmp_path / "page.md"
     page.write_text("# Page\n\n<!-- table rows.json -->\nold\n<!-- end -->\n", encoding="utf-8")
     monkeypatch.setattr(results, "FOLDER", tmp_path)
-    filled = results.fill_tables(page.read_text(encoding="utf-8"), report.write_result, tmp_path)
-    assert "| wine | 50 | 2 |" in filled
-    assert "old" not in filled
-    assert "commit abc" in filled
+    text = results.fill_tables(page.read_text(encoding="utf-8"), report.write_result, tmp_path)
+    assert "| wine | 50 | 2 |" in text
+    assert "old" not in text
+    assert "commit abc" in text
 
 
 def test_bundled_sets_are_read_once():

@@ -17,8 +17,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import fsla
-from fsla import _container as container
-from fsla import _files as files
+from fsla._storage import _container as container
+from fsla._storage import _files as files
 from fsla.algorithms._orders import AlternatingState
 from fsla.steps import Variable
 from fsla.train import CheckpointError, load_checkpoint, save_checkpoint

@@ -330,16 +330,16 @@ def test_a_cleaning_figure_from_one_command(tmp_path):
     assert (out / "overview.png").read_bytes().startswith(b"\x89PNG")
     summary = json.loads((out / "summary.json").read_text())
     assert len(summary["runs"]) == 6
-    held = {c["claim"]: c["holds"] for c in summary["claims"]}
-    assert held["Cleaning helps (not a claim of the paper's)"] is True
-    assert held["… also without momentum"] is False  # what does not hold is said
-    held = json.loads((out / "spec.json").read_text())
-    assert list(held["data"]) == ["digits"]
-    (out / "spec.json").write_text(json.dumps(held | {"data": {"digits": "another"}}))
+    claims = {c["claim"]: c["holds"] for c in summary["claims"]}
+    assert claims["Cleaning helps (not a claim of the paper's)"] is True
+    assert claims["… also without momentum"] is False  # what does not hold is said
+    spec = json.loads((out / "spec.json").read_text())
+    assert list(spec["data"]) == ["digits"]
+    (out / "spec.json").write_text(json.dumps(spec | {"data": {"digits": "another"}}))
     other = command("reproduce", "overview", "--out", str(out), "--device", "cpu")
     assert other.returncode == 2
     assert "other images or labels of digits than were read now" in other.stderr
-    (out / "spec.json").write_text(json.dumps(held))
+    (out / "spec.json").write_text(json.dumps(spec))
     other = command("reproduce", "fig4", "--time-limit", "5", "--out", str(out))
     assert other.returncode == 2
     assert "time_limit: None there, 5.0 now" in other.stderr

@@ -11,8 +11,8 @@ import torch
 from torch.utils.data import DataLoader
 
 import fsla
-from fsla import _container as container
 from fsla import algorithms
+from fsla._storage import _container as container
 from fsla.contrib import LazyRowOptimizer, load_shards, save_shards
 from fsla.distributed import IndexRange
 from fsla.steps import constant

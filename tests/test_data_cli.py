@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 import fsla.data as data
 from browser import CHROMIUM, chromium
-from fsla import _container as container
+from fsla._storage import _container as container
 from fsla.cli import app
 from fsla.data import _demo as digits
 from fsla.data import _output as output
@@ -348,6 +348,9 @@ def test_demo_finds_the_bad_sources(tmp_path):
     assert min(summary["demo"]["precision"], summary["demo"]["recall"]) > 0.9
     assert summary["demo"]["accuracy"] > summary["demo"]["accuracy_as_it_is"]
     assert re.search(r"Demo: \d+ % of the flagged labels are wrong", done.text.splitlines()[-1])
+    page = (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
+    assert page.count("<img") == 50  # a person judges digits by sight, not by 64 numbers
+    assert "pixel_3_3 " not in page.split("Rows to review")[-1].split("Confusions")[0]
 
 
 def test_messages_name_the_flags_of_the_command(tmp_path):

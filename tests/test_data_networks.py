@@ -354,6 +354,22 @@ def test_image_network_takes_images_of_any_size(shape):
     assert model.predict(features).shape == (24, 3)
 
 
+def test_resnet_of_default_width_learns_within_few_steps():
+    """At full width and learning rate the loss of gratings in ten forms must fall far below that of chance."""
+    rng = np.random.default_rng(0)
+    y = np.arange(200) % 10
+    frequency, phase = (1 + y % 5)[:, None, None], rng.uniform(0, 2 * np.pi, (200, 1, 1))
+    place = np.arange(32) * 2 * np.pi / 32
+    place = np.where(y[:, None, None] < 5, place[None, None, :], place[None, :, None])
+    grey = 128 + 60 * np.cos(frequency * place + phase)[..., None]
+    images = np.clip(grey + rng.normal(0, 60, (200, 32, 32, 3)), 0, 255).astype(np.uint8)
+    features, mass = Features(np.zeros((200, 1)), images=images), np.eye(10)[y]
+    learner = ImageNetwork(recipe=Recipe(lr=0.2, steps=1, min_epochs=10, max_epochs=10, batch_size=50), device="cpu")
+    (model,) = learner.path(features, mass, np.zeros_like(mass), "classification", 0)
+    loss = -np.log(np.clip(model.predict(features)[np.arange(200), y], 1e-9, 1)).mean()
+    assert loss < 0.25 * np.log(10)
+
+
 def test_image_tensor_shrinks_large_images_by_averaging():
     """A network of three poolings sees nothing in a photograph of full size, and takes minutes a pass."""
     images = np.zeros((2, 100, 200, 3), np.uint8)

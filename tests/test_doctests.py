@@ -18,6 +18,7 @@ ROOMS = [
     "fsla",
     "fsla.algorithms",
     "fsla.contrib",
+    "fsla.data",
     "fsla.distributed",
     "fsla.hypergradients",
     "fsla.integrations",
@@ -27,7 +28,7 @@ ROOMS = [
 ]
 IN_PLACE = ("fsla.contrib", "fsla.train")
 """Rooms whose examples move what the room's example has made."""
-OTHERS = ("fsla.cli", "fsla.data")
+OTHERS = ("fsla.cli",)
 """Rooms whose names have tests of their own."""
 
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from fsla import _files as files
-from fsla._files import (
+from fsla._storage import _files as files
+from fsla._storage._files import (
     FileError,
     ensure_writable,
     mend_folder,
@@ -47,7 +47,7 @@ def test_write_bytes_interrupted_keeps_old_file(tmp_path):
     """A limit on the size of files breaks a write off midway, as a full disk does."""
     write_text(tmp_path / "x", "old")
     code = (
-        "import resource, sys; from pathlib import Path; from fsla._files import write_bytes\n"
+        "import resource, sys; from pathlib import Path; from fsla._storage._files import write_bytes\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))\n"
         "write_bytes(Path(sys.argv[1]), bytes(5000))\n"
     )

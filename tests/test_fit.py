@@ -25,8 +25,8 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import fsla
 from fsla import CheckpointError
-from fsla import _container as container
-from fsla import _locks as locks
+from fsla._storage import _container as container
+from fsla._storage import _locks as locks
 from fsla.hypergradients._estimators import Tracked
 from fsla.train import _process as process
 from fsla.train import _records as journal

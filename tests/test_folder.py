@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from fsla import _files as files
+from fsla._storage import _files as files
 from fsla_reproduction.datasets import load, sets
 from fsla_reproduction.figures import CleaningSpec
 from fsla_reproduction.folder import Folder, RunError, settings_for

@@ -21,8 +21,8 @@ ROOMS = [
     "cli",
 ]  # fmt: skip
 LAYERS = [
-    "_version", "_extras", "_torch", "_checks", "_files", "_locks", "_tree", "_state_tree", *ROOMS[:5],
-    "_json_values", "_container", *ROOMS[5:8],
+    "_version", "_extras", "_torch", "_checks", "_tree", "_state_tree", *ROOMS[:5],
+    "_storage", *ROOMS[5:8],
     "fsla",  # the package's own __init__
     "integrations", "cli", "__main__", "fsla_reproduction", "fsla_benchmarks",
 ]  # fmt: skip

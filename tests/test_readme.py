@@ -33,7 +33,8 @@ def test_readme_runs(capsys):
     assert float(re.search(r"relative error (\S+)", output)[1]) < 1e-3
 
 
-def test_data_page_runs(capsys):
+def test_data_page_runs(capsys, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)  # the page writes a file
     names = run("docs/data.md")
     result = names["result"]
     assert result.groups.set_index("group")["decision"].to_dict() == {"shop": "keep", "forum": "drop"}
@@ -42,6 +43,8 @@ def test_data_page_runs(capsys):
     low, high = result.noise_rate[1:]
     assert low < names["wrong"].mean() < high
     assert result.decision in capsys.readouterr().out
+    weight = names["weights"].set_index("group")["weight"]
+    assert weight["forum"] < 0.5 * weight["shop"]
 
 
 def test_start_page_runs(capsys):

@@ -9,9 +9,9 @@ from typing import Annotated, Any
 import typer
 from rich.text import Text
 
-from fsla._files import ensure_writable, write_text
+from fsla._storage._files import ensure_writable, write_text
 from fsla.cli.options import EXIT_CODES, Device
-from fsla.cli.screen import console, interruptible, say, watched
+from fsla.cli.screen import console, interruptible, print_line, watched
 from fsla_reproduction.cli import show_results
 from fsla_reproduction.options import RESUMES, DataDir, Jobs, Out
 
@@ -67,10 +67,10 @@ def steps(
     with console.status("") as status:
         rows, notes = request.measured(on, lambda text: status.update(Text(text)))
     for line in (*benchmark.lines(rows), *notes):
-        say(line)
+        print_line(line)
     if json_file is not None:
         benchmark.save(json_file, rows, benchmark.describe_run(on, commit), notes)
-        say(str(json_file))
+        print_line(str(json_file))
 
 
 @bench.command()
@@ -103,7 +103,7 @@ def training(
             on, lambda text: status.update(Text(text)), compile_too=compiled, only=names, keep=keep
         )
     for line in (*benchmark.list_costs(costs), *notes):
-        say(line)
+        print_line(line)
 
 
 @bench.command()
@@ -119,7 +119,7 @@ def tables(
         return write_result(result) if result.get("benchmark") == "data" else benchmark.write_costs(result)
 
     write_text(page, benchmark.fill_tables(page.read_text(encoding="utf-8"), write))
-    say(str(page))
+    print_line(str(page))
 
 
 @bench.command()
@@ -189,10 +189,10 @@ def data(
     if json_file is not None:
         write_text(json_file, tables_of_data.to_json(records, machine))
     for line in text.splitlines():
-        say(line)
+        print_line(line)
     for path in (
         *draw(out / "data", tables_of_data.compare(records, seeds=shown)),
         out / "summary.md",
         out / "records.jsonl",
     ):
-        say(str(path))
+        print_line(str(path))

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from fsla._checks import pick, positive
-from fsla._json_values import number, record
 from fsla._state_tree import describe, map_tensors
+from fsla._storage._json_values import number, record
 from fsla._tree import Tree
 from fsla.algorithms._base import Algorithm, State
 from fsla.distributed import SINGLE_PROCESS, ProcessGroup

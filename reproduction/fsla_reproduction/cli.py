@@ -10,7 +10,7 @@ import typer
 from rich.markdown import Markdown
 
 from fsla.cli.options import EXIT_CODES, Device
-from fsla.cli.screen import console, interruptible, say, watched
+from fsla.cli.screen import console, interruptible, print_line, watched
 from fsla_reproduction.folder import check_parent
 from fsla_reproduction.options import RESUMES, DataDir, Engine, Jobs, Model, Out, Preset, Seeds, TimeLimit
 from fsla_reproduction.report import Summary, claims
@@ -140,8 +140,8 @@ def show_results(pool: Workers, out: Path, summary: Summary, draw: Callable[[], 
     figures = draw()
     console.print(Markdown(claims(summary.claims)))
     if note:
-        say(note)
-    say("")
-    say("Figures (PNG, and SVG beside each), summary and records:")
+        print_line(note)
+    print_line("")
+    print_line("Figures (PNG, and SVG beside each), summary and records:")
     for path in [*figures, out / "summary.md", out / "summary.json", out / "records.jsonl"]:
-        say(f"  {path}")
+        print_line(f"  {path}")

@@ -8,7 +8,7 @@ import typer
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
 
 from fsla.cli.options import EXIT_CODES
-from fsla.cli.screen import console, interruptible, say
+from fsla.cli.screen import console, interruptible, print_line
 from fsla_reproduction.options import DataDir
 
 data = typer.Typer(no_args_is_help=True, help="The data sets: what there is, downloads, checks.", epilog=EXIT_CODES)
@@ -20,11 +20,11 @@ def data_list(data_dir: DataDir = None) -> None:
     from fsla_reproduction.datasets.sets import SOURCES, cache, folder_of
 
     folder = folder_of(data_dir) or cache()
-    say(f"folder: {folder}")
-    say("digits           at hand (part of scikit-learn)")
+    print_line(f"folder: {folder}")
+    print_line("digits           at hand (part of scikit-learn)")
     for name, source in SOURCES.items():
         present = sum((folder / name / f.name).exists() for f in source.files)
-        say(f"{name:16} {present} of {len(source.files)} files")
+        print_line(f"{name:16} {present} of {len(source.files)} files")
 
 
 @data.command("fetch")
@@ -36,7 +36,7 @@ def data_fetch(name: str, data_dir: DataDir = None) -> None:
     with download_bar() as progress:
         paths = fetch(name, folder_of(data_dir) or cache(), progress=Download(progress))
     for path in paths:
-        say(str(path))
+        print_line(str(path))
 
 
 @data.command("check")
@@ -54,7 +54,7 @@ def data_check(
     for one in [name] if name else NAMES:
         for result in check(one, folder_of(data_dir) or cache()):
             bad |= not result.good
-            say(f"{'ok ' if result.good else 'BAD'} {result.path}: {result.text}")
+            print_line(f"{'ok ' if result.good else 'BAD'} {result.path}: {result.text}")
     if bad:
         raise typer.Exit(1)
 

@@ -16,7 +16,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fsla._files import is_temporary, publish_file, remove_orphans
+from fsla._storage._files import is_temporary, publish_file, remove_orphans
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance

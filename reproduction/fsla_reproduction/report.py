@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from fsla._files import publish_file
+from fsla._storage._files import publish_file
 
 
 class Claim(NamedTuple):

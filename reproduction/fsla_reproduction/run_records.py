@@ -9,8 +9,8 @@ from enum import StrEnum
 
 import torch
 
-from fsla._json_values import finite, named, plain
 from fsla._state_tree import tensors_of
+from fsla._storage._json_values import finite, named, plain
 from fsla._torch import foreach_norm
 from fsla.algorithms._base import State
 from fsla.problems._wrappers import OracleCounts

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from fsla.cli.screen import interruptible, say, watched
+from fsla.cli.screen import interruptible, print_line, watched
 from fsla_reproduction.options import RESUMES, DataDir, Jobs, Out
 
 SHOWN = 12
@@ -47,18 +47,18 @@ def compare(
     plan = prepare(out, spec, data_dir, pool)
     if pool.first:
         for text in (*plan.skipped, plan.estimate(pool.number)):
-            say(text)
+            print_line(text)
     with watched("compare", pool.first) as report:
         results, _ = carry_out(plan, report, pool)
     if not pool.first:
         return
-    say("place  algorithm            mean rank  problems")
+    print_line("place  algorithm            mean rank  problems")
     for place, row in enumerate(results.overall[:SHOWN], 1):
-        say(f"{place:>5}  {label(row['algorithm']):<19}  {row['mean_rank']:>9.1f}  {row['problems']:>8}")
-    say("")
-    say("Figures (PNG, and SVG beside each), summary and records:")
+        print_line(f"{place:>5}  {label(row['algorithm']):<19}  {row['mean_rank']:>9.1f}  {row['problems']:>8}")
+    print_line("")
+    print_line("Figures (PNG, and SVG beside each), summary and records:")
     for path in [*draw(out, results), out / "summary.md", out / "summary.json", out / "records.jsonl"]:
-        say(f"  {path}")
+        print_line(f"  {path}")
 
 
 def _names(text: str) -> tuple[str, ...]:

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from fsla import __version__
-from fsla._files import write_text
+from fsla._storage._files import write_text
 
 FOLDER = Path(__file__).parents[2] / "results"
 _TABLE = re.compile(r"(<!-- table ([\w.-]+\.json) -->\n).*?(<!-- end -->)", re.DOTALL)

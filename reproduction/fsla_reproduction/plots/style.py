@@ -24,7 +24,7 @@ from matplotlib.colors import LinearSegmentedColormap, to_hex
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
-from fsla._files import write_bytes
+from fsla._storage._files import write_bytes
 from fsla_reproduction.methods import Bp, Cg, Fsla, Method, NoCleaning, Ns, Oracle
 
 FSLA = "#0072B2"

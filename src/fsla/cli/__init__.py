@@ -20,7 +20,7 @@ from fsla import __version__
 from fsla._extras import install_hint
 from fsla.cli.data import clean, weigh
 from fsla.cli.options import EXIT_CODES
-from fsla.cli.screen import complain, say
+from fsla.cli.screen import print_error, print_line
 from fsla.distributed import DistributedError, should_report
 
 ELSEWHERE = ("reproduce", "compare", "bench", "data")
@@ -52,9 +52,9 @@ app.command(epilog=EXIT_CODES)(clean)
 app.command(epilog=EXIT_CODES)(weigh)
 
 
-def _version(wanted: bool) -> None:
-    if wanted:
-        say(f"fsla {__version__}")
+def _version(show: bool) -> None:
+    if show:
+        print_line(f"fsla {__version__}")
         raise typer.Exit
 
 
@@ -103,5 +103,5 @@ def main() -> None:
             raise
         text = _message(error)
         if should_report(text):
-            complain(text, always=True)
+            print_error(text, always=True)
         sys.exit(2)

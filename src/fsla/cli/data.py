@@ -15,7 +15,7 @@ import typer
 
 from fsla._checks import pick_device
 from fsla.cli.options import Device
-from fsla.cli.screen import complain, console, interruptible, say, watched
+from fsla.cli.screen import console, interruptible, print_error, print_line, watched
 from fsla.distributed import get_group
 
 if TYPE_CHECKING:
@@ -225,7 +225,7 @@ def _clean(data: Any, quiet: bool, **options: Any) -> CleaningResult:
         except ValueError as error:
             raise ValueError(as_flags(str(error))) from error
     for text in dict.fromkeys(str(w.message) for w in caught if issubclass(w.category, UserWarning)):
-        complain(text)
+        print_error(text)
     return result
 
 
@@ -240,12 +240,12 @@ def as_flags(text: str) -> str:
 
 def _print(result: CleaningResult, out: Path, quiet: bool) -> None:
     """Print the decision, then one fact a line, as the report has them."""
-    say(result.decision)
+    print_line(result.decision)
     if quiet:
         return
     for line in (*result.facts, *result.notes):
-        say(as_flags(line))
-    say(f"Report: {out / 'report.html'}")
+        print_line(as_flags(line))
+    print_line(f"Report: {out / 'report.html'}")
 
 
 def _run_demo(out: Path, options: dict[str, Any], quiet: bool) -> None:
@@ -258,10 +258,11 @@ def _run_demo(out: Path, options: dict[str, Any], quiet: bool) -> None:
     as_it_is = _clean(
         demo.table, True, **digits.COLUMNS | {"checked": None}, ignore=["checked"], **options | {"review": 0}
     )
+    digits.show_pictures(demo, result)
     score = digits.score_demo(demo, result, as_it_is)
     result.publish(out, {"demo": score._asdict()})
     _print(result, out, quiet)
-    say(score.sentence())
+    print_line(score.sentence())
 
 
 def _deadline(minutes: float | None) -> Callable[[], bool] | None:

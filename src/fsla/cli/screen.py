@@ -22,12 +22,12 @@ def literal(text: str) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
 
 
-def say(text: str) -> None:
+def print_line(text: str) -> None:
     """Prints one line as it stands: no markup, no colours, no wrapping."""
     console.print(Text(literal(text)), soft_wrap=True)
 
 
-def complain(text: str, *, always: bool = False) -> None:
+def print_error(text: str, *, always: bool = False) -> None:
     """Prints one line on stderr as it stands; of several ranks the first does, unless it is to be said in any case."""
     if FIRST or always:
         print(f"fsla: {literal(text)}", file=sys.stderr)
@@ -39,7 +39,7 @@ def interruptible(then: str) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        complain(f"interrupted; {then}")
+        print_error(f"interrupted; {then}")
         raise typer.Exit(130) from None
 
 

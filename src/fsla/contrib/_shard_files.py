@@ -5,7 +5,7 @@
 The name of a rank's file holds the step and the number of ranks. Rank 0 writes the manifest last, when all files are
 there, and then removes files that the manifest does not name. A process that is killed at any moment leaves the run
 that was saved before, whole. The ranks may be on several machines with a common folder: each writes to its own folder.
-`fsla._container` is the format of all files.
+`fsla._storage._container` is the format of all files.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from fsla import _container as container
 from fsla._checks import whole_number
-from fsla._json_values import items, number, record, text
+from fsla._storage import _container as container
+from fsla._storage._json_values import items, number, record, text
 from fsla._tree import Tree
 from fsla.contrib._lazy_rows import LazyRowOptimizer
 from fsla.distributed._shards import IndexRange

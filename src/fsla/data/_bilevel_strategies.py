@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from fsla.data._dataset import Array, TrainingData
-from fsla.data._network_learners import MLP_INPUT_SCALE, one_thread, seeded
+from fsla.data._network_learners import MLP_INPUT_SCALE, fork_seed, one_thread
 from fsla.data._strategies import Belief, Strategy, vote_mass
 from fsla.train import FSLA, SOBA, BilevelOptimizer
 from fsla.train._weights import GroupWeights, SampleWeights
@@ -82,7 +82,7 @@ class _BilevelStrategy(Strategy):
         logit = next(weights.parameters())
         mean = torch.zeros_like(logit)
         generator = torch.Generator().manual_seed(self.seed)
-        with one_thread(), seeded(self.seed):
+        with one_thread(), fork_seed(self.seed):
             network = _build_network(x.shape[1], self.hidden, outputs)
             optimizer = self._optimizer(network, weights)
             late = self.steps // 2

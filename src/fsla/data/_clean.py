@@ -89,6 +89,11 @@ def clean(
 
     Raises:
         ValueError: if the data cannot be used; the message says what to change.
+
+    Examples:
+        >>> result = fsla.data.clean(table, checked="checked", group="source", strategies=["trusted_only", "all_data"])
+        >>> sorted(result.candidates["strategy"].unique())
+        ['all_data', 'trusted_only']
     """
     from fsla.data._estimators import choose_learners, choose_strategies
     from fsla.data._loading import load_data

@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from fsla._files import some
+from fsla._storage._files import some
 from fsla.data._dataset import Array
 
 Kind = Literal["number", "boolean", "date", "category", "text", "image", "id", "constant", "empty"]

@@ -10,7 +10,13 @@ from fsla.data._result import Comparison, Estimate
 
 
 class Predictor(Protocol):
-    """What predicts for new rows."""
+    """What a `Learner` returns: it predicts for new rows, and can be saved without pickle.
+
+    Examples:
+        >>> features = result.model.builder.transform(table[:5])
+        >>> result.model.predictor.predict(features).shape
+        (5, 2)
+    """
 
     def predict(self, features: Features) -> Array:
         """Return rows x classes probabilities, or numbers in regression."""

@@ -15,7 +15,20 @@ Task = Literal["classification", "regression"]
 
 @dataclass(frozen=True, eq=False)
 class Features:
-    """The rows of a data set, in each form that some learner takes."""
+    """The rows of a data set, in each form that some learner takes.
+
+    Args:
+        dense: rows x columns for linear learners; see the attribute.
+        numeric: rows x columns for trees.
+        images: rows x height x width x channels for networks.
+        raw: the rows as the user gave them.
+        index: positions in the training data.
+
+    Examples:
+        >>> features = result.model.builder.transform(table)
+        >>> len(features), len(features.take(np.arange(5)))
+        (300, 5)
+    """
 
     dense: Array
     """Rows x columns, float64, mean square norm of a row about 1, the last column constant: for linear learners."""
@@ -47,7 +60,18 @@ class Features:
 
 @dataclass(frozen=True, eq=False)
 class Votes:
-    """Labels that groups gave to rows: a row may have none, one or several."""
+    """Labels that groups gave to rows: a row may have none, one or several.
+
+    Args:
+        row: position of the row, one entry a vote.
+        group: position of the group in `TrainingData.group_names`.
+        label: index of a class, or a number in regression.
+
+    Examples:
+        >>> votes = fsla.data.Votes(row=np.array([0, 0, 1]), group=np.array([0, 1, 0]), label=np.array([1, 0, 1]))
+        >>> len(votes)
+        3
+    """
 
     row: Array
     group: Array
@@ -63,6 +87,30 @@ class TrainingData:
     """Rows with features, votes and some checked labels.
 
     A checked row may carry votes too: they say how good a group is, and never train a model.
+
+    Args:
+        task: "classification" or "regression".
+        features: the rows.
+        votes: their labels.
+        group_names: one name a group; without groups there is one.
+        checked_rows: indices of rows whose true label is known, each once.
+        checked_labels: their labels, coded as the votes are.
+        classes: names of the classes, sorted; None in regression.
+        random_rows: True for checked rows that are a random sample; None where all are.
+
+    Examples:
+        >>> votes = fsla.data.Votes(np.arange(300), np.zeros(300, dtype=int), (true == "yes").astype(int))
+        >>> data = fsla.data.TrainingData(
+        ...     task="classification",
+        ...     features=result.model.builder.transform(table),
+        ...     votes=votes,
+        ...     group_names=np.array(["all"]),
+        ...     checked_rows=np.arange(60),
+        ...     checked_labels=votes.label[:60],
+        ...     classes=np.array(["no", "yes"]),
+        ... )
+        >>> data.num_groups, data.has_several_votes
+        (1, False)
     """
 
     task: Task

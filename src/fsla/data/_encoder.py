@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fsla._extras import require
-from fsla._files import open_regular
+from fsla._storage._files import open_regular
 from fsla.data._dataset import Array
 
 MAX_TOKENS = 256

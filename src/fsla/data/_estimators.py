@@ -212,7 +212,7 @@ class LabelCleaner(ClassifierMixin, _TrustedEstimator):  # type: ignore[misc]
         strategy_results_: Table of strategies and learners with their shares.
         comparison_: Accuracy on checked rows for doing nothing and for this model, cross-fitted.
 
-    Example:
+    Examples:
         >>> import numpy as np
         >>> from fsla.data import LabelCleaner
         >>> rng = np.random.default_rng(0)
@@ -271,11 +271,11 @@ class LabelCleaner(ClassifierMixin, _TrustedEstimator):  # type: ignore[misc]
         data = fit.data
         posterior = fit.posterior.copy()
         posterior[data.checked_rows] = np.eye(data.num_classes)[data.checked_labels.astype(np.intp)]
-        rows, given = consensus(data)
-        self._given = np.full(len(posterior), -1)
-        self._given[rows] = given
+        rows, labels = consensus(data)
+        self._given_labels = np.full(len(posterior), -1)
+        self._given_labels[rows] = labels
         self.label_quality_ = np.full(len(posterior), np.nan)
-        self.label_quality_[rows] = posterior[rows, given]
+        self.label_quality_[rows] = posterior[rows, labels]
         suggested = posterior.argmax(1)
         self.suggested_labels_ = self.classes_[suggested]
         self.suggested_proba_ = posterior[np.arange(len(posterior)), suggested]
@@ -293,15 +293,15 @@ class LabelCleaner(ClassifierMixin, _TrustedEstimator):  # type: ignore[misc]
         import pandas as pd
 
         check_is_fitted(self)
-        rows = np.nonzero(self._given >= 0)[0]
-        given, suggested = self.classes_[self._given[rows]], self.suggested_labels_[rows]
+        rows = np.nonzero(self._given_labels >= 0)[0]
+        labels, suggested = self.classes_[self._given_labels[rows]], self.suggested_labels_[rows]
         table = pd.DataFrame(
             {
                 "index": rows,
-                "given_label": given,
+                "given_label": labels,
                 "suggested_label": suggested,
                 "suggested_probability": self.suggested_proba_[rows],
-                "is_label_issue": suggested != given,
+                "is_label_issue": suggested != labels,
                 "label_quality": self.label_quality_[rows],
                 "sample_weight": self.sample_weight_[rows],
             }
@@ -341,7 +341,7 @@ class GroupWeigher(_TrustedEstimator):
         strategy_results_: Table of strategies and learners with their shares.
         comparison_: Accuracy or error on checked rows for doing nothing and for this model, cross-fitted.
 
-    Example:
+    Examples:
         >>> import numpy as np
         >>> from fsla.data import GroupWeigher
         >>> rng = np.random.default_rng(0)
@@ -506,22 +506,22 @@ def code_labels(y: Any, y_checked: Any, groups: Any, rows: int, task: str) -> Co
         rows: Number of rows of X.
         task: "classification", "regression" or "auto".
     """
-    given = _column(y, "y", rows, wide=True)
+    labels_of_rows = _column(y, "y", rows, wide=True)
     checked = np.full(rows, np.nan) if y_checked is None else _column(y_checked, "y_checked", rows)
-    has_label, has_truth = ~_missing(given), ~_missing(checked)
-    labels, truths = given[has_label], checked[has_truth]
-    if len(labels) == 0 and len(truths) == 0:
+    has_label, has_truth = ~_missing(labels_of_rows), ~_missing(checked)
+    labels, true_labels = labels_of_rows[has_label], checked[has_truth]
+    if len(labels) == 0 and len(true_labels) == 0:
         raise ValueError("No row has a label. Pass labels as y, or checked labels as y_checked, or both.")
     if task == "auto":
-        task = "regression" if are_numbers(labels, truths) else "classification"
+        task = "regression" if are_numbers(labels, true_labels) else "classification"
     classes = None
     if task == "regression":
-        label_values, truth_values = _numbers(labels, "y"), _numbers(truths, "y_checked")
+        label_values, truth_values = _numbers(labels, "y"), _numbers(true_labels, "y_checked")
     else:
-        classes, codes = code_classes(labels, truths)
+        classes, codes = code_classes(labels, true_labels)
         label_values, truth_values = codes[: len(labels)], codes[len(labels) :]
     row, column = np.nonzero(has_label if has_label.ndim == 2 else has_label[:, None])
-    group_names, group = _code_groups(groups, y, given, row, column)
+    group_names, group = _code_groups(groups, y, labels_of_rows, row, column)
     return CodedLabels(
         "regression" if task == "regression" else "classification",
         classes,
@@ -532,20 +532,22 @@ def code_labels(y: Any, y_checked: Any, groups: Any, rows: int, task: str) -> Co
     )
 
 
-def _code_groups(groups: Any, y: Any, given: Array, row: Array, column: Array) -> tuple[Array, Array]:
+def _code_groups(groups: Any, y: Any, labels_of_rows: Array, row: Array, column: Array) -> tuple[Array, Array]:
     """Return the names of groups, and the group of each label."""
     if groups is None:
-        if given.ndim == 1:
+        if labels_of_rows.ndim == 1:
             return np.array(["all"]), np.zeros(len(row), dtype=np.intp)
         names = getattr(y, "columns", None)
-        return np.asarray(range(given.shape[1]) if names is None else list(names)), column
+        return np.asarray(range(labels_of_rows.shape[1]) if names is None else list(names)), column
     import pandas as pd
 
-    values = _column(groups, "groups", len(given), wide=True)
-    if values.ndim == 1 and given.ndim == 2:
+    values = _column(groups, "groups", len(labels_of_rows), wide=True)
+    if values.ndim == 1 and labels_of_rows.ndim == 2:
         raise ValueError("groups has one value a row, but y has several labels a row. Pass groups of the shape of y.")
-    if values.ndim == 2 and values.shape != given.shape:
-        raise ValueError(f"groups has the shape {values.shape}, but y has the shape {given.shape}. Pass one a label.")
+    if values.ndim == 2 and values.shape != labels_of_rows.shape:
+        raise ValueError(
+            f"groups has the shape {values.shape}, but y has the shape {labels_of_rows.shape}. Pass one a label."
+        )
     flat = values[row] if values.ndim == 1 else values[row, column]
     missing = _missing(flat)
     if missing.any():
@@ -557,10 +559,10 @@ def _code_groups(groups: Any, y: Any, given: Array, row: Array, column: Array) -
     return np.asarray(names), group.astype(np.intp)
 
 
-def are_numbers(labels: Array, truths: Array) -> bool:
+def are_numbers(labels: Array, true_labels: Array) -> bool:
     """Return whether labels are numbers rather than classes."""
     try:
-        values = np.concatenate([np.asarray(labels, dtype=np.float64), np.asarray(truths, dtype=np.float64)])
+        values = np.concatenate([np.asarray(labels, dtype=np.float64), np.asarray(true_labels, dtype=np.float64)])
     except (TypeError, ValueError):
         return False
     if labels.dtype.kind in "bUS":
@@ -579,9 +581,9 @@ def _numbers(values: Array, name: str) -> Array:
     return numbers
 
 
-def code_classes(labels: Array, truths: Array) -> tuple[Array, Array]:
+def code_classes(labels: Array, true_labels: Array) -> tuple[Array, Array]:
     """Return the sorted classes, and the code of every given and then every checked label."""
-    for name, values in (("y", labels), ("y_checked", truths)):
+    for name, values in (("y", labels), ("y_checked", true_labels)):
         if len(values):
             plain = values if values.dtype != object else np.array(values.tolist())
             if type_of_target(plain).startswith("continuous"):
@@ -590,13 +592,13 @@ def code_classes(labels: Array, truths: Array) -> tuple[Array, Array]:
                     "Use GroupWeigher(task='regression') for numbers."
                 )
             check_classification_targets(plain)
-    texts = [{isinstance(v, str) for v in values.tolist()} for values in (labels, truths)]
+    texts = [{isinstance(v, str) for v in values.tolist()} for values in (labels, true_labels)]
     if len(texts[0] | texts[1]) > 1:
         raise ValueError(
             "Labels are text and numbers at once. Write the labels of y and y_checked in one way, for example as text."
         )
-    both = np.array([*labels.tolist(), *truths.tolist()])
-    kind = labels.dtype if len(labels) else truths.dtype
+    both = np.array([*labels.tolist(), *true_labels.tolist()])
+    kind = labels.dtype if len(labels) else true_labels.dtype
     if kind.kind in "iub" and both.dtype != kind and (both == np.round(both)).all():
         both = both.astype(kind)
     classes, codes = np.unique(both, return_inverse=True)
@@ -625,8 +627,8 @@ def row_weights(fit: DataFit) -> Array:
     count = np.maximum(np.bincount(data.votes.row, minlength=n), 1)
     weight = np.bincount(data.votes.row, fit.vote_weight, minlength=n) / count
     if data.task == "classification":
-        rows, given = consensus(data)
+        rows, labels = consensus(data)
         label = np.full(n, -1)
-        label[rows] = given
+        label[rows] = labels
         weight[data.checked_rows] = label[data.checked_rows] == data.checked_labels
     return np.asarray(weight)

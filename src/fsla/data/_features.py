@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 from sklearn.base import BaseEstimator, TransformerMixin
 
-from fsla._files import some
-from fsla._json_values import among, each, items, number, record, row, text
+from fsla._storage._files import some
+from fsla._storage._json_values import among, each, items, number, record, row, text
 from fsla.data import _text
 from fsla.data._columns import (
     DATE_FORMATS,
@@ -75,7 +75,7 @@ class FeatureBuilder:
         encoder: local folder of a sentence-transformers model for text; by default TF-IDF with SVD.
         image_size: pixels a side that images are resized to.
 
-    Example:
+    Examples:
         >>> import pandas as pd
         >>> from fsla.data._features import FeatureBuilder
         >>> rows = pd.DataFrame({"age": ["31", "", "58"], "city": ["Rome", "Oslo", "Rome"]})

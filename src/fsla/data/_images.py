@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fsla._files import open_regular
+from fsla._storage._files import open_regular
 from fsla.data._dataset import Array
 
 MAX_PIXELS = 64 * 1024 * 1024

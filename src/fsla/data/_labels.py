@@ -9,7 +9,7 @@ from difflib import get_close_matches
 
 import numpy as np
 
-from fsla._files import some
+from fsla._storage._files import some
 from fsla.data._columns import (
     is_missing_label,
     parse_number,

@@ -23,7 +23,17 @@ MIN_MASS = 0.03
 
 
 class Learner(ABC):
-    """One kind of model. Subclass it to add your own."""
+    """One kind of model. Subclass it to add your own.
+
+    An estimator of scikit-learn or a module of PyTorch needs no subclass: pass it in ``learners=``.
+
+    Examples:
+        >>> from sklearn.naive_bayes import GaussianNB
+        >>> cleaner = fsla.data.LabelCleaner(learners=["linear", GaussianNB()], random_state=0)
+        >>> cleaner = cleaner.fit(X, table["label"], y_checked=table["checked"].replace("", None))
+        >>> sorted(cleaner.strategy_results_["learner"].unique())
+        ['GaussianNB', 'linear']
+    """
 
     name: str
     """As the report shows it."""

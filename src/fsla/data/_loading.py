@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from fsla._files import some
+from fsla._storage._files import some
 from fsla.data._dataset import Array, Features, TrainingData, Votes
 from fsla.data._features import FeatureBuilder
 from fsla.data._images import thumbnail

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from fsla import _container as container
-from fsla._files import FileError
-from fsla._json_values import among, each, either, items, mapping, record
+from fsla._storage import _container as container
+from fsla._storage._files import FileError
+from fsla._storage._json_values import among, each, either, items, mapping, record
 from fsla.data._data_fit import Predictor
 from fsla.data._dataset import Array, Task
 from fsla.data._features import FeatureBuilder
@@ -31,13 +31,23 @@ _SCHEMA = record(
 
 @dataclass(frozen=True, eq=False)
 class DataModel:
-    """A fitted model: raw rows in, labels or numbers out."""
+    """A fitted model: raw rows in, labels or numbers out.
+
+    Args:
+        task: "classification" or "regression".
+        builder: turns raw rows into features.
+        predictor: turns features into probabilities or numbers.
+        classes_: names of the classes; None in regression.
+
+    Examples:
+        >>> float((result.model.predict(table) == true).mean()) > 0.9
+        True
+    """
 
     task: Task
     builder: FeatureBuilder
     predictor: Predictor
     classes_: Array | None
-    """Names of the classes; None in regression."""
 
     def predict(self, rows: Any) -> Array:
         """Return a label or a number a row.
@@ -95,6 +105,12 @@ def load_model(path: str | Path, *, encoder: str | None = None) -> DataModel:
 
     Raises:
         ValueError: if the file is damaged or is none of these.
+
+    Examples:
+        >>> result.model.save("model.safetensors")
+        >>> model = fsla.data.load_model("model.safetensors")
+        >>> bool((model.predict(table) == result.model.predict(table)).all())
+        True
     """
     from fsla.data._predictors import predictor_from_state
 

@@ -58,7 +58,7 @@ def one_thread() -> Iterator[None]:
 
 
 @contextmanager
-def seeded(seed: int) -> Iterator[None]:
+def fork_seed(seed: int) -> Iterator[None]:
     """Set the random state of PyTorch inside the block; restore it on exit."""
     with torch.random.fork_rng():
         torch.manual_seed(seed)
@@ -216,6 +216,8 @@ class ImageModel(nn.Module):
         self.options = {"channels": channels, "outputs": outputs, "width": width, "residual": residual}
         self.register_buffer("mean", torch.zeros(channels, 1, 1))
         self.register_buffer("deviation", torch.ones(channels, 1, 1))
+        # The features of the ResNet are large: at the usual learning rate unscaled outputs diverge.
+        self.output_scale = 0.125 if residual else 1.0
         w = width
         if residual:
             layers: list[nn.Module] = [
@@ -246,7 +248,7 @@ class ImageModel(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """Return the outputs of images in uint8."""
-        outputs: Tensor = self.head(self.embed(images))
+        outputs: Tensor = self.output_scale * self.head(self.embed(images))
         return outputs
 
 
@@ -308,7 +310,7 @@ def build_image_model(images: Tensor, outputs: int, seed: int, width: int | None
     residual = channels > 1
     if width is None:
         width = 32 if not residual else 64 if device.type == "cuda" else 16
-    with seeded(seed):
+    with fork_seed(seed):
         network = ImageModel(channels, outputs, width, residual)
     sample = images[:: max(1, len(images) // 2000)].float() / 255
     with one_thread():
@@ -322,11 +324,11 @@ ADAMW = Recipe(lr=3e-3, weight_decay=1e-2, optimizer="adamw")
 
 
 def _image_recipe(recipe: Recipe | None, images: Tensor, device: torch.device, task: Task) -> Recipe:
-    if recipe is None:
-        recipe = Recipe() if task == "classification" else ADAMW
-        if device.type == "cuda" and images.shape[1] > 1:
-            recipe = replace(recipe, min_epochs=40)
-    return recipe
+    if recipe is not None:
+        return recipe
+    colour = images.shape[1] > 1
+    recipe = ADAMW if task == "regression" else Recipe(lr=0.2 if colour else 0.1)
+    return replace(recipe, min_epochs=40) if colour and device.type == "cuda" else recipe
 
 
 @dataclass(frozen=True, eq=False)
@@ -509,7 +511,7 @@ def part_of(arrays: Mapping[str, Array], start: str) -> dict[str, Array]:
 
 
 def _load_image_model(options: Mapping[str, Any], arrays: Mapping[str, Array]) -> ImageModel:
-    with seeded(0):  # Loading a model leaves PyTorch's random state as it was.
+    with fork_seed(0):  # Loading a model leaves PyTorch's random state as it was.
         network = ImageModel(
             int(options["channels"]), int(options["outputs"]), int(options["width"]), bool(options["residual"])
         )
@@ -819,7 +821,7 @@ class ModuleLearner(Learner):
         if x.is_floating_point() and not bool(x.isfinite().all()):
             raise ValueError("The rows have missing values, which a module cannot take. Fill them, or pass inputs=.")
         self._check_outputs(module, x, outputs)
-        with seeded(seed):  # Random layers draw from PyTorch's own stream.
+        with fork_seed(seed):  # Random layers draw from PyTorch's own stream.
             train_network(module, x, unit_mass, task, self.recipe, seed=seed)
         return [ModulePredictor(module, {}, task, offset, scale, self.inputs)]
 

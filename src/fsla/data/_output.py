@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fsla._files import (
+from fsla._storage._files import (
     ensure_folder,
     foreign,
     mend_folder,
@@ -23,7 +23,7 @@ from fsla._files import (
     temporary_folder,
     write_text,
 )
-from fsla._locks import locked
+from fsla._storage._locks import locked
 from fsla._version import __version__
 
 if TYPE_CHECKING:

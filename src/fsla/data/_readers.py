@@ -26,7 +26,7 @@ from typing import IO, TYPE_CHECKING, Any
 import numpy as np
 
 from fsla._extras import require
-from fsla._files import open_regular, some
+from fsla._storage._files import open_regular, some
 from fsla.data._dataset import Array
 
 if TYPE_CHECKING:

@@ -20,7 +20,18 @@ Effect = Literal["better", "same", "worse", "unknown"]
 
 
 class Estimate(NamedTuple):
-    """A value with its 95 % interval."""
+    """A value with its 95 % interval.
+
+    Args:
+        value: the value.
+        low: lower end of the interval.
+        high: upper end of the interval.
+
+    Examples:
+        >>> rate = result.noise_rate
+        >>> rate.low < rate.value < rate.high
+        True
+    """
 
     value: float
     low: float
@@ -29,31 +40,50 @@ class Estimate(NamedTuple):
 
 @dataclass(frozen=True)
 class Comparison:
-    """Doing nothing and the recommended choice, on checked rows that neither was trained on."""
+    """Doing nothing and the recommended choice, on checked rows that neither was trained on.
+
+    Args:
+        metric: "accuracy" or "root mean squared error".
+        rows: number of checked rows.
+        nothing: result of training on everything as it is.
+        recommended: result of the recommended choice.
+        gain: paired difference, positive where the recommended choice is better.
+        best_single: name of the candidate with the largest share.
+        trusted_only: result of training on checked rows alone.
+
+    Examples:
+        >>> result.comparison.recommended.value > result.comparison.nothing.value
+        True
+    """
 
     metric: str
-    """"accuracy" or "root mean squared error"."""
     rows: int
     nothing: Estimate
-    """Train on everything as it is."""
     recommended: Estimate
     gain: Estimate
-    """Paired difference, positive where the recommended choice is better."""
     best_single: str = ""
-    """Name of the candidate with the largest share."""
     trusted_only: Estimate | None = None
 
 
 @dataclass(frozen=True)
 class Correction:
-    """Randomly checked rows with a given label: how many labels are right before and after correction."""
+    """Randomly checked rows with a given label: how many labels are right before and after correction.
+
+    Args:
+        rows: number of these rows.
+        right_before: how many given labels are right.
+        fixed: how many are wrong before and right after.
+        broken: how many are right before and wrong after.
+
+    Examples:
+        >>> result.correction.right_after - result.correction.right_before > 10
+        True
+    """
 
     rows: int
     right_before: int
     fixed: int
-    """Wrong before, right after."""
     broken: int
-    """Right before, wrong after."""
 
     @property
     def right_after(self) -> int:
@@ -73,7 +103,17 @@ class Correction:
 
 @dataclass(frozen=True, eq=False)
 class CleaningResult:
-    """What `fsla.data.clean` found: decisions, tables and a model."""
+    """Result of `fsla.data.clean`: decisions, tables and a model.
+
+    `fsla.data.clean` makes it. All tables come from one fit, so that no two contradict each other.
+
+    Examples:
+        >>> bool(result.label_issues["is_label_issue"].sum() > 40)
+        True
+        >>> result.save("out")
+        >>> sorted(path.name for path in pathlib.Path("out").glob("*.csv"))
+        ['cleaned.csv', 'group_weights.csv', 'label_issues.csv', 'review.csv']
+    """
 
     task: Task
     decision: str
@@ -180,7 +220,7 @@ class CleaningResult:
 
     def _writers(self) -> dict[str, Callable[[Path], None]]:
         """Return what writes each file, by its name."""
-        from fsla._files import write_text
+        from fsla._storage._files import write_text
         from fsla.data._output import table_for_people, table_for_programs
         from fsla.data._report import render
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Belief:
-    """What a strategy believes of the data.
+    """What a strategy believes of the data: a weight for each row and class.
 
     Attributes:
         mass: Rows x classes, the weight of each label of each row. In regression rows x 2: weight, weight x target.
@@ -34,6 +34,9 @@ class Belief:
         vote_weight: How much each vote counts, as long as the votes. Default: the mass of its label, at most 1.
         group_weight: How much a row of each group counts, where the strategy says so.
         posterior: Rows x classes, P(true label), where the strategy says so.
+
+    Examples:
+        >>> belief = fsla.data.Belief(mass=np.ones((300, 2)) / 2)  # each row may have either label
     """
 
     mass: Array
@@ -43,7 +46,22 @@ class Belief:
 
 
 class Strategy(ABC):
-    """One idea of which labels to trust. Subclass it to add your own."""
+    """One idea of which labels to trust. Subclass it to add your own.
+
+    Examples:
+        >>> class OnlyShop(fsla.data.Strategy):
+        ...     name = "only_shop"
+        ...
+        ...     def belief(self, data, checked):
+        ...         from_shop = data.group_names[data.votes.group] == "shop"
+        ...         use = from_shop & ~data.is_checked[data.votes.row]
+        ...         mass = np.zeros((len(data.features), data.num_classes))
+        ...         mass[data.votes.row[use], data.votes.label[use]] = 1
+        ...         return fsla.data.Belief(mass)
+        >>> result = fsla.data.clean(table, checked="checked", group="source", strategies=[OnlyShop(), "all_data"])
+        >>> result.comparison.best_single.split(",")[0]
+        'only_shop'
+    """
 
     name: ClassVar[str]
     """As the report shows it."""

@@ -68,17 +68,17 @@ class Columns:
 
 @dataclass(frozen=True, eq=False)
 class Block:
-    """Some rows, with a feature in each row of `values`.
+    """Some rows, as columns.
 
     Attributes:
-        values: Features x rows.
+        values: One array a feature, of any numeric type.
         label: Codes of `label_names`, or numbers in regression. -1 or NaN where it is missing.
         label_names: Empty in regression.
         group: Codes of `group_names`, -1 where it is missing.
         group_names: Groups as text.
     """
 
-    values: Array
+    values: Sequence[Array]
     label: Array
     label_names: Sequence[str]
     group: Array
@@ -101,12 +101,12 @@ class GroupSums:
         self.skipped = 0
         """Rows without a label or a group."""
         self.missing = np.zeros(len(columns.features), dtype=np.int64)
-        """Empty cells of each feature."""
+        """Empty or infinite cells of each feature."""
 
     def add(self, block: Block) -> Self:
         """Add the rows of a block."""
         columns = self.columns
-        size, rows = self.gram.shape[1], block.values.shape[1]
+        size, rows = self.gram.shape[1], len(block.group)
         classes = columns.task == "classification"
         known = block.group >= 0
         known &= block.label >= 0 if classes else np.isfinite(block.label)
@@ -123,13 +123,14 @@ class GroupSums:
         rows_in_order = np.flatnonzero(known)[order]
         z = np.empty((size, len(order)))
         for j, values in enumerate(block.values):
-            column = values[rows_in_order] - columns.shift[j]
-            column /= columns.scale[j]
-            empty = np.isnan(column)
-            if empty.any():
+            column = z[j]
+            column[:] = values[rows_in_order]
+            column -= columns.shift[j]
+            column *= 1 / columns.scale[j]
+            if not np.isfinite(column.sum()):  # One pass, where a mask of each column takes three.
+                empty = ~np.isfinite(column)
                 self.missing[j] += int(empty.sum())
                 column[empty] = 0
-            z[j] = column
         z[len(columns.features)] = 1
         if not classes:
             z[-1] = (block.label[rows_in_order] - columns.label_shift) / columns.label_scale
@@ -224,9 +225,7 @@ def block_of_frame(frame: pd.DataFrame, columns: Columns) -> Block:
     """Return the rows of a pandas DataFrame."""
     import pandas as pd
 
-    values = np.empty((len(columns.features), len(frame)))
-    for j, name in enumerate(columns.features):
-        values[j] = frame[name].to_numpy(dtype=np.float64, na_value=np.nan)
+    values = [frame[name].to_numpy(dtype=np.float64, na_value=np.nan) for name in columns.features]
     group, group_names = pd.factorize(frame[columns.group])
     names = [str(name) for name in group_names]
     if columns.task == "regression":
@@ -238,12 +237,7 @@ def block_of_frame(frame: pd.DataFrame, columns: Columns) -> Block:
 
 def block_of_table(table: Any, columns: Columns) -> Block:
     """Return the rows of a `pyarrow.Table`."""
-    values = np.empty((len(columns.features), table.num_rows))
-    for j, name in enumerate(columns.features):
-        offset = 0
-        for chunk in table.column(name).chunks:
-            values[j, offset : offset + len(chunk)] = chunk.to_numpy(zero_copy_only=False)
-            offset += len(chunk)
+    values = [table.column(name).to_numpy() for name in columns.features]
     group, names = _encode(table.column(columns.group))
     if columns.task == "regression":
         label = table.column(columns.label).to_numpy().astype(np.float64)
@@ -442,7 +436,8 @@ def weigh_groups(
     """Return how much a row of each group should count, for data of any size, in one pass.
 
     Weights minimise the squared error of a ridge regression on trusted rows. The data is read once, and memory holds
-    one square matrix for each group. Missing cells of a feature take its mean over the trusted rows.
+    one square matrix for each group. Missing or infinite cells of a feature take its
+    mean over the trusted rows.
 
     Args:
         source: A folder of Parquet files (partitions such as `group=A` are read), a Parquet file, a
@@ -463,16 +458,16 @@ def weigh_groups(
         ValueError: A column is missing, not numeric, or too few rows are trusted.
         ImportError: pyarrow or dask is not installed.
 
-    Example:
+    Examples:
         >>> import numpy as np, pandas as pd
         >>> rng = np.random.default_rng(0)
         >>> rows = pd.DataFrame({"a": rng.normal(size=400), "b": rng.normal(size=400)})
         >>> right = rows.assign(y=rows.a - rows.b)
         >>> data = right[100:].assign(source=["good", "bad", "good"] * 100)
         >>> data.loc[data.source == "bad", "y"] = rng.normal(size=100)
-        >>> weights = weigh_groups(data, label="y", group="source", trusted=right[:100])
+        >>> weights = fsla.data.weigh_groups(data, label="y", group="source", trusted=right[:100])
         >>> weights.set_index("group").weight.round(1).to_dict()
-        {'bad': 0.0, 'good': 0.7}
+        {'bad': 0.1, 'good': 0.5}
     """
     import pandas as pd
 
@@ -500,8 +495,8 @@ def weigh_groups(
             f"{_listed(rows.label_names)}."
         )
     statistics, matrix = sums.standardised(classes)
-    z = np.column_stack([(rows.values.T - columns.shift) / columns.scale, np.ones(len(checked))])[known]
-    z[np.isnan(z)] = 0
+    z = np.column_stack([(np.stack(rows.values, 1) - columns.shift) / columns.scale, np.ones(len(checked))])[known]
+    z[~np.isfinite(z)] = 0
     labels = (rows.label[known] - columns.label_shift) / columns.label_scale
     if classes:
         labels = np.array([classes.index(name) for name in rows.label_names])[rows.label[known]]

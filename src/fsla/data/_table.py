@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fsla._files import some
+from fsla._storage._files import some
 from fsla.data._columns import (
     FEATURE_KINDS,
     TOKENS,
@@ -461,7 +461,7 @@ def array_keys(x: Array) -> list[Any]:
 def picture_digest(item: Any) -> str:
     """Return a digest of the bytes of an image, or of its file."""
     if isinstance(item, str | Path):
-        from fsla._files import open_regular
+        from fsla._storage._files import open_regular
 
         try:
             with open(open_regular(Path(item), os.O_RDONLY), "rb") as file:

@@ -6,7 +6,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from fsla._json_values import among, items, record, text
+from fsla._storage._json_values import among, items, record, text
 from fsla.data._columns import is_unspaced
 from fsla.data._dataset import Array
 

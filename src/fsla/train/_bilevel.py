@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from fsla._checks import pick, positive, whole_number
-from fsla._json_values import differences
 from fsla._state_tree import describe, evolve, flatten, map_tensors, unflatten
+from fsla._storage._json_values import differences
 from fsla._tree import Tree, clone, copy_, norm
 from fsla.algorithms._base import Algorithm, State
 from fsla.algorithms._registry import get_algorithm, list_algorithms

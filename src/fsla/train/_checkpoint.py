@@ -1,4 +1,4 @@
-"""Checkpoints: a state, taken apart by `fsla._state_tree`, in a file that `fsla._container` writes.
+"""Checkpoints: a state, taken apart by `fsla._state_tree`, in a file that `fsla._storage._container` writes.
 
 Tensors are stored bit for bit, and the nest around them is JSON. Nothing is pickled.
 """
@@ -12,9 +12,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from fsla import _container as container
-from fsla._files import FileError, remove_orphans
 from fsla._state_tree import Json, flatten, unflatten
+from fsla._storage import _container as container
+from fsla._storage._files import FileError, remove_orphans
 
 KIND = "a checkpoint"
 

@@ -18,7 +18,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 from torch.utils.data import DataLoader
 
-from fsla._json_values import Plain, among, either, finite, mapping, named, plain, record
+from fsla._storage._json_values import Plain, among, either, finite, mapping, named, plain, record
 from fsla._tree import is_sharded
 from fsla.distributed._partition import count_samples
 from fsla.problems._module import named_tensors

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.utils.data.distributed import DistributedSampler
 
-from fsla._json_values import among, either, items, mapping, number, record, text
+from fsla._storage._json_values import among, either, items, mapping, number, record, text
 from fsla.distributed import DataParallelReducer, ProcessGroup
 from fsla.train._checkpoint import CheckpointError
 

@@ -19,9 +19,9 @@ from typing import Any, Literal
 from torch.distributed.device_mesh import DeviceMesh
 
 from fsla._checks import positive, whole_number
-from fsla._files import check_regular, ensure_folder, remove_orphans
-from fsla._json_values import among, either, number, record, text
-from fsla._locks import locked
+from fsla._storage._files import check_regular, ensure_folder, remove_orphans
+from fsla._storage._json_values import among, either, number, record, text
+from fsla._storage._locks import locked
 from fsla.distributed import ProcessGroup
 from fsla.train._checkpoint import CheckpointError, file_errors
 from fsla.train._loader_state import RandomState

@@ -10,9 +10,9 @@ from typing import Any, Literal, TypeVar, cast
 
 from torch.distributed.device_mesh import DeviceMesh
 
-from fsla import _container as container
-from fsla._json_values import differences, plain
 from fsla._state_tree import flatten
+from fsla._storage import _container as container
+from fsla._storage._json_values import differences, plain
 from fsla.distributed import ProcessGroup
 from fsla.train import _stores as stores
 from fsla.train._checkpoint import CheckpointError, unreadable

@@ -13,7 +13,7 @@ from shutil import get_terminal_size
 from time import monotonic
 from typing import Any, BinaryIO
 
-from fsla._files import open_regular
+from fsla._storage._files import open_regular
 from fsla.train._checkpoint import CheckpointError, file_errors
 
 Record = dict[str, Any]

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fsla._json_values import among, each, either, mapping, number, record
+from fsla._storage._json_values import among, each, either, mapping, number, record
 from fsla.algorithms._base import State
 from fsla.steps._schedules import StepSizes
 from fsla.steps._updates import Variable

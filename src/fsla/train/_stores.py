@@ -7,7 +7,7 @@
         manifest.fsla                the nest around the tensors, their forms, and a digest of every other file
 
 For folders PyTorch's distributed checkpoints say who writes what, and read it again on another number of ranks. A
-folder has another name until rank 0 has written the manifest. The files are those of `fsla._container`.
+folder has another name until rank 0 has written the manifest. The files are those of `fsla._storage._container`.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
-from fsla import _container as container
-from fsla._files import FileError, open_regular, sync
-from fsla._json_values import Plain, among, each, either, items, number, record, text
 from fsla._state_tree import flatten
+from fsla._storage import _container as container
+from fsla._storage._files import FileError, open_regular, sync
+from fsla._storage._json_values import Plain, among, each, either, items, number, record, text
 from fsla._tree import is_sharded
 from fsla.distributed import ProcessGroup
 from fsla.train._checkpoint import CheckpointError, file_errors, load_nest, nest_of, save_nest, unreadable

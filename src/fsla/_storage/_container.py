@@ -25,8 +25,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
-from fsla._files import FileError, open_regular, publish_file
-from fsla._json_values import Plain
+from fsla._storage._files import FileError, open_regular, publish_file
+from fsla._storage._json_values import Plain
 from fsla._version import __version__
 
 FORMAT = "fsla-0001"

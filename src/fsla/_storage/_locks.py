@@ -16,7 +16,7 @@ try:
 except ImportError:  # not on Windows
     fcntl = None  # type: ignore[assignment]
 
-from fsla._files import FileError, open_regular
+from fsla._storage._files import FileError, open_regular
 
 _locked_paths: set[Path] = set()
 _guard = threading.Lock()
