@@ -21,6 +21,7 @@ ROOMS = [
     "fsla.data",
     "fsla.distributed",
     "fsla.hypergradients",
+    "fsla.integrations",
     "fsla.problems",
     "fsla.steps",
     "fsla.train",

@@ -62,8 +62,8 @@ def test_resumed_ranks_equal_whole_run(kind, tmp_path):
     for name in ("whole", "parts"):
         (tmp_path / name).mkdir()
     torchrun(PROGRAM, kind, tmp_path / "whole", STEPS, **OFFLINE)
-    begun = STEPS if kind != "lightning" else 6
-    torchrun(PROGRAM, kind, tmp_path / "parts", begun, **OFFLINE)
+    first_steps = STEPS if kind != "lightning" else 6
+    torchrun(PROGRAM, kind, tmp_path / "parts", first_steps, **OFFLINE)
     if kind == "trainer":
         newest = tmp_path / "parts" / f"checkpoint-{STEPS}"
         newest.rename(tmp_path / "newest")

@@ -49,7 +49,9 @@ def test_examples_all_run_here():
     assert {path.stem for path in FOLDER.glob("*.py")} == {*ARGUMENTS, "text"}
 
 
-@pytest.mark.parametrize("name", ARGUMENTS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name == "trainer" else pytest.mark.slow) for name in ARGUMENTS]
+)
 def test_example_runs_and_is_short(name, tmp_path):
     """What a reader copies works as it stands."""
     assert len((FOLDER / f"{name}.py").read_text(encoding="utf-8").splitlines()) <= 75

@@ -99,7 +99,7 @@ def test_room_exports_all_and_hides_modules(room):
 
 def examples():
     """Yield what readers copy from."""
-    yield from sorted((REPOSITORY / "examples").glob("*.py"))
+    yield from sorted((REPOSITORY / "examples").rglob("*.py"))
     for page in sorted([*(REPOSITORY / "docs").rglob("*.md"), REPOSITORY / "README.md"]):
         if "```python" in page.read_text(encoding="utf-8"):
             yield page

@@ -103,6 +103,14 @@ def test_estimator_without_extra_says_how_to_install():
     assert f"ImportError: {message} 'fsla[data]'" in done.stderr
 
 
+@pytest.mark.parametrize("name", ["transformers", "lightning"])
+def test_integration_without_extra_says_how_to_install(name):
+    """Each is an extra: the base install has none of them."""
+    done = blocked(f"import fsla.integrations; import fsla.integrations.{name}", modules=[name])
+    message = f"Cannot load fsla.integrations.{name}. The module {name} is not installed. Install it with: pip install"
+    assert f"ImportError: {message} 'fsla[{name}]'" in done.stderr
+
+
 def test_command_of_repository_not_installed_is_explained(tmp_path):
     """A user of the wheel who read of `fsla compare` learns where it is, not that it is misspelt."""
     code = "import fsla.cli; fsla.cli.entry_points = lambda group: (); fsla.cli.main()"

@@ -28,6 +28,7 @@ def test_recipes_page_states_added_lines():
         assert len(added) == int(count) <= 15, (name, added)
 
 
+@pytest.mark.filterwarnings("ignore::fsla.OverfittingWarning")  # the page says that it comes
 @pytest.mark.parametrize("recipe", RECIPES, ids=[name for name, _, _ in ROWS])
 def test_recipe_runs(recipe):
     short = recipe.replace("max_steps=1300", "max_steps=4, progress_bar=False")
@@ -36,6 +37,7 @@ def test_recipe_runs(recipe):
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::fsla.OverfittingWarning")
 @pytest.mark.parametrize("number", range(3))
 def test_recipe_beats_plain_loop(number):
     assert outcome(LOOP) == pytest.approx(float(PLAIN[1]), abs=0.05)

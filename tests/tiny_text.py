@@ -32,13 +32,18 @@ def tiny_gpt2(dropout=0.1, *, seed=0, width=32, layers=2):
     return model
 
 
-def lora_gpt2(dropout=0.1):
+def lora_gpt2(dropout=0.1, *, rank=4, width=32):
     from peft import LoraConfig, get_peft_model
 
-    base = tiny_gpt2(0.0)
+    base = tiny_gpt2(0.0, width=width)
     torch.manual_seed(0)
     config = LoraConfig(
-        r=4, lora_alpha=8, target_modules=["c_attn"], lora_dropout=dropout, fan_in_fan_out=True, task_type="CAUSAL_LM"
+        r=rank,
+        lora_alpha=8,
+        target_modules=["c_attn"],
+        lora_dropout=dropout,
+        fan_in_fan_out=True,
+        task_type="CAUSAL_LM",
     )
     return get_peft_model(base, config)
 

@@ -65,10 +65,10 @@ def ns(
     A hypergradient costs K - 1 HVPs.
 
     Args:
-        step_sizes: step sizes of λ, ω and v: a schedule such as `fsla.steps.constant`.
+        step_sizes: step sizes of λ and ω: a schedule such as `fsla.steps.constant`; its adjoint_lr is not read.
         inner_steps: T, moves of ω in a step.
         num_terms: K, terms of the Neumann series.
-        adjoint_lr: step of the series, in units of 1/L.
+        adjoint_lr: step size of the series, near 1/L, where L is the largest eigenvalue of H.
         restart: whether ω restarts from its first value in every step. By default it does if `inner_steps` > 1.
         momentum: of λ's direction: "storm", "average" or "none".
         projection: set that λ stays in, such as `fsla.steps.Box(0, 1)`.

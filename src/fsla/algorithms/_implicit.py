@@ -40,11 +40,11 @@ def bsa(
     The seed of a step's batches draws which of the first `num_terms` terms is taken.
 
     Args:
-        step_sizes: step sizes of λ, ω and v: a schedule such as `fsla.steps.constant`.
+        step_sizes: step sizes of λ and ω: a schedule such as `fsla.steps.constant`; its adjoint_lr is not read.
         inner_steps: T, moves of ω in a step.
         growth: power of k + 1 by which `inner_steps` grows.
         num_terms: K, terms of the Neumann series.
-        adjoint_lr: step of the series, in units of 1/L.
+        adjoint_lr: step size of the series, near 1/L, where L is the largest eigenvalue of H.
         projection: set that λ stays in, such as `fsla.steps.Box(0, 1)`.
 
     Returns:
@@ -69,9 +69,9 @@ def ttsa(
     Its step sizes fall by two powers, such as ``Schedule(..., power=(3/5, 2/5, 0, 0))``.
 
     Args:
-        step_sizes: step sizes of λ, ω and v: a schedule such as `fsla.steps.constant`.
+        step_sizes: step sizes of λ and ω: a schedule such as `fsla.steps.constant`; its adjoint_lr is not read.
         num_terms: K, terms of the Neumann series.
-        adjoint_lr: step of the series, in units of 1/L.
+        adjoint_lr: step size of the series, near 1/L, where L is the largest eigenvalue of H.
         projection: set that λ stays in, such as `fsla.steps.Box(0, 1)`.
 
     Returns:
@@ -122,10 +122,10 @@ def stocbio(
     Each product reads its own batch where a step has several.
 
     Args:
-        step_sizes: step sizes of λ, ω and v: a schedule such as `fsla.steps.constant`.
+        step_sizes: step sizes of λ and ω: a schedule such as `fsla.steps.constant`; its adjoint_lr is not read.
         inner_steps: T, moves of ω in a step.
         hvp_steps: Q, products of H in a step.
-        adjoint_lr: step of the series, in units of 1/L.
+        adjoint_lr: step size of the series, near 1/L, where L is the largest eigenvalue of H.
         projection: set that λ stays in, such as `fsla.steps.Box(0, 1)`.
 
     Returns:
@@ -153,10 +153,10 @@ def sbio_bred(
     """Return SBiO-BreD: stocBiO whose λ moves by a Bregman step.
 
     Args:
-        step_sizes: step sizes of λ, ω and v: a schedule such as `fsla.steps.constant`.
+        step_sizes: step sizes of λ and ω: a schedule such as `fsla.steps.constant`; its adjoint_lr is not read.
         inner_steps: T, moves of ω in a step.
         hvp_steps: Q, products of H in a step.
-        adjoint_lr: step of the series, in units of 1/L.
+        adjoint_lr: step size of the series, near 1/L, where L is the largest eigenvalue of H.
         outer_update: how λ moves; by default `fsla.steps.ExponentiatedGradient`, for which λ must be positive.
         projection: set that λ stays in, such as `fsla.steps.Box(0, 1)`.
 
@@ -190,10 +190,10 @@ def implicit_neumann(
     """Return implicit differentiation with Q products of a Neumann series.
 
     Args:
-        step_sizes: step sizes of λ, ω and v: a schedule such as `fsla.steps.constant`.
+        step_sizes: step sizes of λ and ω: a schedule such as `fsla.steps.constant`; its adjoint_lr is not read.
         inner_steps: T, moves of ω in a step.
         hvp_steps: Q, products of H in a step.
-        adjoint_lr: step of the series, in units of 1/L.
+        adjoint_lr: step size of the series, near 1/L, where L is the largest eigenvalue of H.
         outer_update: how λ moves, such as `fsla.steps.Adam()`; plain steps by default.
         projection: set that λ stays in, such as `fsla.steps.Box(0, 1)`.
 
@@ -223,7 +223,7 @@ def t1_t2(
     It is cheap, and biased unless H is near a multiple of the identity.
 
     Args:
-        step_sizes: step sizes of λ, ω and v: a schedule such as `fsla.steps.constant`.
+        step_sizes: step sizes of λ and ω: a schedule such as `fsla.steps.constant`; its adjoint_lr is not read.
         inner_steps: T, moves of ω in a step.
         adjoint_lr: the multiple.
         outer_update: how λ moves; plain steps by default.
@@ -253,10 +253,10 @@ def aid_fp(
     The iteration is v ← v + adjoint_lr (∂_ω F - H v). On a `fsla.FixedPointProblem` take adjoint_lr = 1.
 
     Args:
-        step_sizes: step sizes of λ, ω and v: a schedule such as `fsla.steps.constant`.
+        step_sizes: step sizes of λ and ω: a schedule such as `fsla.steps.constant`; its adjoint_lr is not read.
         inner_steps: T, moves of ω in a step.
         num_terms: K, iterations of v.
-        adjoint_lr: step of the iteration, in units of 1/L.
+        adjoint_lr: step size of the iteration, near 1/L, where L is the largest eigenvalue of H.
         projection: set that λ stays in, such as `fsla.steps.Box(0, 1)`.
 
     Returns:

@@ -39,9 +39,9 @@ def sustain(
     Cost of a step: 2 ∂_ω G, 2 of each derivative of F, at most 2 (K - 1) HVPs, 2 mixed products.
 
     Args:
-        step_sizes: step sizes of λ, ω and v: a schedule such as `fsla.steps.constant`.
+        step_sizes: step sizes of λ and ω: a schedule such as `fsla.steps.constant`; its adjoint_lr is not read.
         num_terms: K, terms of the Neumann series.
-        adjoint_lr: step of the series, in units of 1/L.
+        adjoint_lr: step size of the series, near 1/L, where L is the largest eigenvalue of H.
         projection: set that λ stays in, such as `fsla.steps.Box(0, 1)`.
 
     Returns:
@@ -61,9 +61,9 @@ def mrbo(
     """Return MRBO: SUSTAIN with a Neumann series of Q products at both points.
 
     Args:
-        step_sizes: step sizes of λ, ω and v: a schedule such as `fsla.steps.constant`.
+        step_sizes: step sizes of λ and ω: a schedule such as `fsla.steps.constant`; its adjoint_lr is not read.
         hvp_steps: Q, products of H at each of the two points.
-        adjoint_lr: step of the series, in units of 1/L.
+        adjoint_lr: step size of the series, near 1/L, where L is the largest eigenvalue of H.
         projection: set that λ stays in, such as `fsla.steps.Box(0, 1)`.
 
     Returns:
@@ -99,9 +99,9 @@ def biadam(
     """Return BiAdam: averages of both directions, and adaptive steps.
 
     Args:
-        step_sizes: step sizes of λ, ω and v: a schedule such as `fsla.steps.constant`.
+        step_sizes: step sizes of λ and ω: a schedule such as `fsla.steps.constant`; its adjoint_lr is not read.
         num_terms: K, terms of the Neumann series.
-        adjoint_lr: step of the series, in units of 1/L.
+        adjoint_lr: step size of the series, near 1/L, where L is the largest eigenvalue of H.
         decay: decay of the running means that scale the steps.
         eps: added to what divides the steps.
         projection: set that λ stays in, such as `fsla.steps.Box(0, 1)`.
@@ -130,9 +130,9 @@ def vr_biadam(
     """Return VR-BiAdam: BiAdam with STORM, at twice the cost.
 
     Args:
-        step_sizes: step sizes of λ, ω and v: a schedule such as `fsla.steps.constant`.
+        step_sizes: step sizes of λ and ω: a schedule such as `fsla.steps.constant`; its adjoint_lr is not read.
         num_terms: K, terms of the Neumann series.
-        adjoint_lr: step of the series, in units of 1/L.
+        adjoint_lr: step size of the series, near 1/L, where L is the largest eigenvalue of H.
         decay: decay of the running means that scale the steps.
         eps: added to what divides the steps.
         projection: set that λ stays in, such as `fsla.steps.Box(0, 1)`.
@@ -218,11 +218,11 @@ def accbo(
     ω is the moving average of Nesterov's iterates. λ moves along the normalised STORM direction.
 
     Args:
-        step_sizes: step sizes of λ, ω and v: a schedule such as `fsla.steps.constant`.
+        step_sizes: step sizes of λ and ω: a schedule such as `fsla.steps.constant`; its adjoint_lr is not read.
         gamma: how far Nesterov's method looks ahead.
         average: weight of the new iterate in ω.
         num_terms: K, terms of the Neumann series.
-        adjoint_lr: step of the series, in units of 1/L.
+        adjoint_lr: step size of the series, near 1/L, where L is the largest eigenvalue of H.
         projection: set that λ stays in, such as `fsla.steps.Box(0, 1)`.
 
     Returns:

@@ -105,10 +105,10 @@ def vrbo(
     takes one more of both.
 
     Args:
-        step_sizes: step sizes of λ, ω and v: a schedule such as `fsla.steps.constant`.
+        step_sizes: step sizes of λ and ω: a schedule such as `fsla.steps.constant`; its adjoint_lr is not read.
         inner_steps: m, of which a step takes m + 1 moves of ω.
         hvp_steps: Q, products of H in a step.
-        adjoint_lr: step of the series, in units of 1/L.
+        adjoint_lr: step size of the series, near 1/L, where L is the largest eigenvalue of H.
         refresh_period: steps between two large batches.
         projection: set that λ stays in, such as `fsla.steps.Box(0, 1)`.
 

@@ -226,6 +226,7 @@ def set_random_state(states: dict[str, Tensor], rank: int) -> None:
     """Set what `random_state` returned; a rank without a row keeps its states."""
     if rank >= len(states["cpu"]):
         return
-    torch.set_rng_state(states["cpu"][rank])
+    # A view that does not begin its storage crashes torch 2.13 here.
+    torch.set_rng_state(states["cpu"][rank].clone())
     if "cuda" in states and torch.cuda.is_available():
-        torch.cuda.set_rng_state(states["cuda"][rank])
+        torch.cuda.set_rng_state(states["cuda"][rank].clone())
