@@ -195,7 +195,6 @@ def run_alternative(problem: Problem, alternative: Alternative, learners: Sequen
                 **judge_votes(problem, unseen_rows, choice.group_score),
                 "held_out_loss": losses[best],
                 "held_out_score": score(data.task, held_out[best], data.checked_labels),
-                "penalty": best,
                 "seconds": preparing + seconds,
             }
         )

@@ -42,7 +42,7 @@ def draw(path: Path, lines: Sequence[Line]) -> list[Path]:
                 label=_NAMES[bar],
             )
         axes.set_yticks(places, [f"{line.name}, {line.checked}" for line in lines])
-        axes.invert_yaxis()
+        axes.set_ylim(len(lines) - 0.4, -0.6)
         axes.set_xlabel("gain of fsla in accuracy or R2 (bars: 2 standard errors)")
         fig.legend(*axes.get_legend_handles_labels(), loc="outside lower center", fontsize=10)
     return [path.with_suffix(".png")]

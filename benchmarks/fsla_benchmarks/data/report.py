@@ -22,8 +22,8 @@ FIXED = (
     ("fine-tuned", "all + trusted", FineTunedLinearLearner.name),
 )
 """Column, method and learner of alternatives that are shown on each line."""
-MARGIN = 0.01
-"""Differences below it mean nothing."""
+MARGIN = 0.01 + 1e-9
+"""Differences up to it mean nothing; rounding does not push .01 beyond it."""
 
 Key = tuple[str, int]
 
@@ -277,21 +277,36 @@ def write_report(
     return "\n".join(text)
 
 
+HEAD = ("set", "task", "checked", "seed", "commit", "date")
+"""What all rows of a cell have in common."""
+
+
 def to_json(records: Sequence[Record], run: Mapping[str, object]) -> str:
-    """Return results as JSON, a row in each line, with five digits: a page's tables are made of it.
+    """Return results as JSON with a cell in each line, to four digits: a page's tables are made of it.
 
     Args:
         records: Rows of results.
         run: What they depend on: commit, machine, date and versions.
     """
-    rows = [
-        json.dumps({key: round(value, 5) if isinstance(value, float) else value for key, value in record.items()})
-        for record in records
+    cells: dict[tuple[Any, ...], list[Record]] = defaultdict(list)
+    for record in records:
+        rest = {key: value for key, value in record.items() if key not in HEAD and value is not None}
+        cells[tuple(record[key] for key in HEAD)].append(
+            {key: round(value, 4) if isinstance(value, float) else value for key, value in rest.items()}
+        )
+    lines = [
+        json.dumps(dict(zip(HEAD, head, strict=True)) | {"methods": methods}, separators=(",", ":"))
+        for head, methods in cells.items()
     ]
-    head = json.dumps({"benchmark": "data", **run, "notes": []}, indent=1)
-    return head.removesuffix("\n}") + ',\n "rows": [\n  ' + ",\n  ".join(rows) + "\n ]\n}\n"
+    header = json.dumps({"benchmark": "data", **run, "notes": []}, indent=1)
+    return header.removesuffix("\n}") + ',\n "cells": [\n  ' + ",\n  ".join(lines) + "\n ]\n}\n"
+
+
+def from_json(result: Mapping[str, Any]) -> list[Record]:
+    """Return the rows of a file of results."""
+    return [{key: cell[key] for key in HEAD} | method for cell in result["cells"] for method in cell["methods"]]
 
 
 def write_result(result: Mapping[str, Any]) -> list[str]:
     """Return the tables of a file of results as lines of Markdown."""
-    return write_report(result["rows"], level=3).splitlines()
+    return write_report(from_json(result), level=3).splitlines()
