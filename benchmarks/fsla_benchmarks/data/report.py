@@ -284,14 +284,17 @@ def to_json(records: Sequence[Record], run: Mapping[str, object]) -> str:
         records: Rows of results.
         run: What they depend on: commit, machine, date and versions.
     """
+    columns = list(dict.fromkeys(key for record in records for key in record))
+    values = [[record.get(key) for key in columns] for record in records]
     rows = [
-        json.dumps({key: round(value, 5) if isinstance(value, float) else value for key, value in record.items()})
-        for record in records
+        json.dumps([round(value, 5) if isinstance(value, float) else value for value in row], separators=(",", ":"))
+        for row in values
     ]
-    head = json.dumps({"benchmark": "data", **run, "notes": []}, indent=1)
-    return head.removesuffix("\n}") + ',\n "rows": [\n  ' + ",\n  ".join(rows) + "\n ]\n}\n"
+    head = json.dumps({"benchmark": "data", **run, "notes": [], "columns": columns}, indent=1)
+    return head.removesuffix("\n}") + ',\n "rows": [\n' + ",\n".join(rows) + "\n ]\n}\n"
 
 
 def write_result(result: Mapping[str, Any]) -> list[str]:
     """Return the tables of a file of results as lines of Markdown."""
-    return write_report(result["rows"], level=3).splitlines()
+    records = [dict(zip(result["columns"], row, strict=True)) for row in result["rows"]]
+    return write_report(records, level=3).splitlines()
