@@ -277,36 +277,24 @@ def write_report(
     return "\n".join(text)
 
 
-HEAD = ("set", "task", "checked", "seed", "commit", "date")
-"""What all rows of a cell have in common."""
-
-
 def to_json(records: Sequence[Record], run: Mapping[str, object]) -> str:
-    """Return results as JSON with a cell in each line, to four digits: a page's tables are made of it.
+    """Return results as JSON, a row in each line, with five digits: a page's tables are made of it.
 
     Args:
         records: Rows of results.
         run: What they depend on: commit, machine, date and versions.
     """
-    cells: dict[tuple[Any, ...], list[Record]] = defaultdict(list)
-    for record in records:
-        rest = {key: value for key, value in record.items() if key not in HEAD and value is not None}
-        cells[tuple(record[key] for key in HEAD)].append(
-            {key: round(value, 4) if isinstance(value, float) else value for key, value in rest.items()}
-        )
-    lines = [
-        json.dumps(dict(zip(HEAD, head, strict=True)) | {"methods": methods}, separators=(",", ":"))
-        for head, methods in cells.items()
+    columns = list(dict.fromkeys(key for record in records for key in record))
+    values = [[record.get(key) for key in columns] for record in records]
+    rows = [
+        json.dumps([round(value, 5) if isinstance(value, float) else value for value in row], separators=(",", ":"))
+        for row in values
     ]
-    header = json.dumps({"benchmark": "data", **run, "notes": []}, indent=1)
-    return header.removesuffix("\n}") + ',\n "cells": [\n  ' + ",\n  ".join(lines) + "\n ]\n}\n"
-
-
-def from_json(result: Mapping[str, Any]) -> list[Record]:
-    """Return the rows of a file of results."""
-    return [{key: cell[key] for key in HEAD} | method for cell in result["cells"] for method in cell["methods"]]
+    head = json.dumps({"benchmark": "data", **run, "notes": [], "columns": columns}, indent=1)
+    return head.removesuffix("\n}") + ',\n "rows": [\n' + ",\n".join(rows) + "\n ]\n}\n"
 
 
 def write_result(result: Mapping[str, Any]) -> list[str]:
     """Return the tables of a file of results as lines of Markdown."""
-    return write_report(from_json(result), level=3).splitlines()
+    records = [dict(zip(result["columns"], row, strict=True)) for row in result["rows"]]
+    return write_report(records, level=3).splitlines()
