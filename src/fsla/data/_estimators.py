@@ -225,27 +225,6 @@ class LabelCleaner(ClassifierMixin, _TrustedEstimator):  # type: ignore[misc]
         True
     """
 
-    def __init__(
-        self,
-        *,
-        strategies: Sequence[str | Strategy] | None = None,
-        learners: Sequence[str | Learner | Any] | None = None,
-        cv: int = 5,
-        device: str = "auto",
-        random_state: Any = None,
-        progress_callback: Callable[[str, int, int], None] | None = None,
-        should_stop: Callable[[], bool] | None = None,
-    ) -> None:
-        super().__init__(
-            strategies=strategies,
-            learners=learners,
-            cv=cv,
-            device=device,
-            random_state=random_state,
-            progress_callback=progress_callback,
-            should_stop=should_stop,
-        )
-
     def fit(self, X: Any, y: Any, *, y_checked: Any = None, groups: Any = None, pred_probs: Any = None) -> Self:
         """Learn which labels to trust.
 

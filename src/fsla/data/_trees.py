@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
@@ -176,11 +177,11 @@ class TreeLearner(Learner):
         outputs = both.shape[1] if task == "classification" else 1
         return [self.train(bins, binned[rows], labels, weight, outputs, task, seed)]
 
+    @abstractmethod
     def train(
         self, bins: Bins, binned: Array, labels: Array, weight: Array, outputs: int, task: Task, seed: int
     ) -> Predictor:
         """Return one model of rows with weights."""
-        raise NotImplementedError
 
 
 class ForestLearner(TreeLearner):
