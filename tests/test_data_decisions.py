@@ -60,7 +60,9 @@ def test_decisions_in_text_are_those_of_the_group_table(effect):
     """Decision line, facts and group_weights.csv name the same groups."""
     result = result_of(effect)
     decisions = dict(zip(result.groups["group"], result.groups["decision"], strict=True))
-    text = "\n".join([result.decision, *result.facts])
+    lines = [result.decision, *result.facts]
+    assert len(set(lines)) == len(lines)  # a line that is there twice reads as two facts
+    text = "\n".join(lines)
     for name, decision in decisions.items():
         for word in ("Drop", "Review", "Keep"):
             mentioned = bool(re.search(rf"^{word} [^.:]*\b{name}\b", text, re.MULTILINE))

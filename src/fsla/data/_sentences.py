@@ -135,7 +135,8 @@ def _group_lines(figures: Figures) -> list[str]:
             names = join_names([name for name, _ in chosen])
             lines.append(f"Review {len(chosen)} groups → group_weights.csv: {names}.")
             continue
-        lines += [f"{decision.capitalize()} {name}: {reason}." for name, reason in chosen[:NAMED]]
+        each = [f"{decision.capitalize()} {name}: {reason}." for name, reason in chosen[:NAMED]]
+        lines += [line for line in each if line != write_decision(figures)]
         if len(chosen) > NAMED:
             lines.append(f"{len(chosen) - NAMED} more groups to {decision} → group_weights.csv.")
     if figures.names("keep"):
@@ -180,7 +181,7 @@ def _cleaned_lines(figures: Figures) -> list[str]:
         label = "their most probable label"
         if figures.relabel == "sure":
             label = f"a label of at least {percent(SURE)} probability"
-        lines.append(f"{figures.num_rescued} rows of dropped groups stay in cleaned.csv, with {label}.")
+        lines.append(f"{figures.num_rescued} unchecked rows of dropped groups stay in cleaned.csv, with {label}.")
     if left_out:
         lines.append(f"{left_out} rows of dropped groups are left out of cleaned.csv.")
     if figures.task == "regression":
