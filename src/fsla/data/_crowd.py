@@ -151,7 +151,7 @@ def cross_fit(data: TrainingData, mass: Array, needed: Array, *, penalty: float 
     """
     n, classification = len(mass), data.task == "classification"
     half = np.random.default_rng(seed).permutation(n) % 2
-    z = data.features.dense
+    z = data.features.dense if data.features.scores is None else data.features.scores
     result = np.full(mass.shape, 1 / mass.shape[1]) if classification else np.zeros((n, 1))
     for part in range(2):
         train = mass * (half != part)[:, None]
