@@ -25,7 +25,7 @@ from fsla.data._dataset import Array, Task, TrainingData, Votes
 from fsla.data._diagnostics import consensus, diagnose
 from fsla.data._intervals import bootstrap, paired_difference, wilson
 from fsla.data._learners import Fold, Learner, Progress, default_learners
-from fsla.data._predictors import MIN_PROBABILITY, EnsemblePredictor, apply_temperature, softmax
+from fsla.data._predictors import MIN_PROBABILITY, EnsemblePredictor, apply_temperature, find_temperature, softmax
 from fsla.data._result import Comparison
 from fsla.data._strategies import (
     Belief,
@@ -43,9 +43,6 @@ if TYPE_CHECKING:
 
     from fsla.data._network_learners import ImageTrunk, TrunkFit
 
-_TEMPERATURES = np.exp(np.linspace(-1.2, 1.4, 27))
-_TEMPERATURE_SPREAD = 0.5
-"""Standard deviation of the prior of log T."""
 _DRAWS = 200
 LEARNING_RATE = 0.5
 """Power of the likelihood: cross-fitted losses of some hundred rows are less certain than they look."""
@@ -64,19 +61,6 @@ def row_losses(predictions: Array, labels: Array) -> Array:
         return np.asarray((predictions - labels) ** 2)
     rows = np.arange(len(labels))
     return np.asarray(-np.log(np.clip(predictions[rows, labels.astype(np.intp)], MIN_PROBABILITY, 1)))
-
-
-def find_temperature(predictions: Array, labels: Array) -> float:
-    """Return the temperature of the best log-posterior, with log T ~ N(0, 0.5^2)."""
-    scores = np.log(np.clip(predictions, MIN_PROBABILITY, 1))
-    rows, labels = np.arange(len(labels)), labels.astype(np.intp)
-    values = []
-    for temperature in _TEMPERATURES:
-        z = scores / temperature
-        z = z - z.max(1, keepdims=True)
-        loss = np.log(np.exp(z).sum(1)) - z[rows, labels]
-        values.append(loss.sum() + np.log(temperature) ** 2 / (2 * _TEMPERATURE_SPREAD**2))
-    return float(_TEMPERATURES[int(np.argmin(values))])
 
 
 def pseudo_bma(losses: Array, *, draws: int = _DRAWS, seed: int = 0) -> Array:
