@@ -236,8 +236,8 @@ def pack(source: Path, target: Path, rows: int, seeds: Sequence[int]) -> Path:
     arrays["train_offsets"] = np.concatenate([[0], np.cumsum(sizes * used)])
     folder = target / name
     folder.mkdir(parents=True, exist_ok=True)
-    np.savez(folder / "images.npz", allow_pickle=False, **arrays)
-    np.savez(folder / "labels.npz", allow_pickle=False, **labels)
+    np.savez(folder / "images.npz", **arrays)
+    np.savez(folder / "labels.npz", **labels)
     return folder
 
 

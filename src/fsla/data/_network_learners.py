@@ -343,6 +343,14 @@ def _image_recipe(recipe: Recipe | None, images: Tensor, device: torch.device, t
     return replace(recipe, min_epochs=30, batch_size=256) if colour and device.type == "cuda" else recipe
 
 
+def _trunk_recipe(recipe: Recipe | None, images: Tensor, device: torch.device, task: Task) -> Recipe:
+    """Return how trunks are trained: on grey images half as long, as these are learned before wrong labels are."""
+    if recipe is not None or images.shape[1] > 1:
+        return _image_recipe(recipe, images, device, task)
+    full = _image_recipe(None, images, device, task)
+    return replace(full, steps=full.steps // 2, min_epochs=full.min_epochs // 2)
+
+
 @dataclass(frozen=True, eq=False)
 class ImageTrunk:
     """A network that turns images into dense features.
@@ -429,7 +437,7 @@ def fit_trunks(
     assert first.features.images is not None
     where = pick_device(device)
     images = image_tensor(first.features.images)
-    recipe = _image_recipe(recipe, images, where, first.task)
+    recipe = _trunk_recipe(recipe, images, where, first.task)
     outputs = first.num_classes if first.task == "classification" else 1
     networks = [build_image_model(images, outputs, seed, width, where) for _ in parts]
     images = images.to(where)
