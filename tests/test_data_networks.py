@@ -31,7 +31,7 @@ from fsla.data._network_learners import (
 )
 from fsla.data._predictors import EnsemblePredictor, predictor_from_state
 from fsla.data._selection import CrossFit, fit_data, suited_learners
-from fsla.data._strategies import AllData, LabelCorrection, checked_mass, vote_mass
+from fsla.data._strategies import AllData, LabelCorrection, ScoreCorrection, checked_mass, vote_mass
 
 SHORT = Recipe(steps=1, min_epochs=2, max_epochs=2, batch_size=64)
 CHECKED = 100
@@ -414,7 +414,7 @@ def test_image_network_trains_folds_at_a_time_as_one_after_the_other(sources):
         finally:
             torch.set_num_threads(before)
         results.append([path[0].predict(data.features) for path in paths])
-    single = ImageNetwork(recipe=SHORT, device="cpu").path(*folds[1], "classification", 0)[0].predict(data.features)
+    single = ImageNetwork(recipe=SHORT, device="cpu").path(*folds[1], "classification", 1)[0].predict(data.features)
     assert np.array_equal(results[0], results[1])
     assert np.array_equal(results[0][1], single)
     assert not np.allclose(results[0][0], results[0][1])
@@ -441,18 +441,35 @@ def test_trunks_without_enough_labels_are_none(sources):
     assert not has_enough_images(few)
 
 
-def test_trunk_of_regression_predicts_numbers(sources):
-    """Images may have a number as target, here their brightness."""
-    data, _ = sources
+def brightness(data):
+    """Return the data with the brightness of images as target."""
     target = 500 + data.features.images.mean((1, 2, 3), dtype=float)
-    regression = replace(
+    return replace(
         data,
         task="regression",
         classes=None,
         votes=Votes(data.votes.row, np.zeros(len(data.votes.row), int), target[data.votes.row]),
         checked_labels=target[:CHECKED],
         group_names=np.array(["all"]),
-    )
+    ), target
+
+
+def test_fit_data_on_images_with_numbers_trains_networks_twice(sources, quick):
+    """Score correction is to numbers what label correction is to classes, and its scores have one column."""
+    regression, target = brightness(sources[0])
+    learners = [LinearLearner(), ImageNetwork(device="cpu", corrected_only=True, recipe=replace(ADAMW, min_epochs=8))]
+    strategies = [AllData(), ScoreCorrection()]
+    fit = fit_data(regression, strategies=strategies, learners=learners, folds=2, device="cpu")
+    assert {(c.strategy, c.learner) for c in fit.candidates} == {
+        ("all_data", "linear"), ("score_correction", "linear"), ("score_correction", "image_network"),
+    }  # fmt: skip
+    error = np.square(fit.predictor.predict(regression.features)[900:] - target[900:]).mean()
+    assert error < 0.5 * target.var()
+
+
+def test_trunk_of_regression_predicts_numbers(sources):
+    """Images may have a number as target, here their brightness."""
+    regression, target = brightness(sources[0])
     ((trunk, _, _),) = fit_trunks([regression], recipe=replace(ADAMW, min_epochs=8, steps=1))
     embedded = embed(regression, trunk)
     model = LinearLearner().path(embedded.features, *masses(embedded), "regression", 0)[1]

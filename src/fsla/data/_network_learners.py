@@ -439,13 +439,13 @@ def fit_trunks(
     images = image_tensor(first.features.images)
     recipe = _trunk_recipe(recipe, images, where, first.task)
     outputs = first.num_classes if first.task == "classification" else 1
-    networks = [build_image_model(images, outputs, seed, width, where) for _ in parts]
+    networks = [build_image_model(images, outputs, seed + index, width, where) for index in range(len(parts))]
     images = images.to(where)
 
     def train(index: int, report: Callable[[int, int], None]) -> TrunkFit:
         train_network(
             networks[index], images, masses[index], first.task, recipe,
-            seed=seed, augment=augment_images, progress=report,
+            seed=seed + index, augment=augment_images, progress=report,
         )  # fmt: skip
         embedding = network_outputs(networks[index].embed, images, where)
         trunk = ImageTrunk.from_embedding(networks[index], embedding)
@@ -751,14 +751,20 @@ class ImageNetwork(Learner):
     def paths(
         self, folds: Sequence[Fold], task: Task, seed: int, progress: Progress | None = None
     ) -> list[list[Predictor]]:
-        """Return one model of each fold. On a CPU as many are trained at a time as PyTorch has threads."""
+        """Return one model of each fold. On a CPU as many are trained at a time as PyTorch has threads.
+
+        Each begins with weights of its own: the average of networks that differ is better.
+        """
         assert folds[0].features.images is not None
         device = pick_device(self.device)
         images = image_tensor(folds[0].features.images)
         recipe = _image_recipe(self.recipe, images, device, task)
         masses = [fold.mass + fold.checked_mass for fold in folds]
         # Weights are drawn before threads begin: they share the random state of PyTorch.
-        models = [constant_model(mass, task) or self._build(images, mass, task, seed, device) for mass in masses]
+        models = [
+            constant_model(mass, task) or self._build(images, mass, task, seed + index, device)
+            for index, mass in enumerate(masses)
+        ]
         images = images.to(device)
 
         def train(index: int, report: Callable[[int, int], None]) -> list[Predictor]:
@@ -766,7 +772,9 @@ class ImageNetwork(Learner):
             if not isinstance(network, ImageModel):
                 return [network]
             mass, offset, scale = unit_targets(masses[index], task)
-            train_network(network, images, mass, task, recipe, seed=seed, augment=augment_images, progress=report)
+            train_network(
+                network, images, mass, task, recipe, seed=seed + index, augment=augment_images, progress=report
+            )
             return [NetworkPredictor(network, task, offset, scale)]
 
         workers = 1 if device.type == "cuda" else self._threads
