@@ -141,8 +141,9 @@ def train_parties(
     """Yield the name of each party, trained.
 
     All have the same network, augmentation and number of passes over the rows; the first networks of the product have
-    fewer on grey images. Beside the product they are what a user would do: train on everything, also with the checked labels put right, then fine-tune on checked rows, or
-    average five such networks; train on checked rows alone; leave out what confident learning takes for wrong.
+    fewer on grey images. Beside the product they are what a user would do: train on everything, also with the checked
+    labels put right, then fine-tune on checked rows, or average five such networks; train on checked rows alone; leave
+    out what confident learning takes for wrong.
     """
     data, learner = problem.data, ImageNetwork(device=device)
     checked = np.arange(len(data.checked_rows))
