@@ -28,7 +28,9 @@ from fsla.problems._batches import Batch, StepBatches
 from fsla.problems._wrappers import CountedProblem
 from fsla.steps._schedules import Rates, Scheduled
 
-_COMPILER = dict.fromkeys(("pattern_matcher", "reorder_for_locality", "inplace_buffers", "allow_buffer_reuse"), False)
+_COMPILER: dict[str, Any] = dict.fromkeys(
+    ("pattern_matcher", "reorder_for_locality", "inplace_buffers", "allow_buffer_reuse"), False
+)
 """What the compiler is not to do: with any of these, some steps come out wrong under torch 2.11 and 2.13."""
 OFTEN = 512
 """One in so many replays is compared in the long run: the step itself takes as long as some ten replays, so that this
