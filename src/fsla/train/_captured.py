@@ -34,7 +34,7 @@ _COMPILER: dict[str, Any] = dict.fromkeys(
 """What the compiler is not to do: with any of these, some steps come out wrong under torch 2.11 and 2.13."""
 OFTEN = 512
 """One in so many replays is compared in the long run: the step itself takes as long as some ten replays, so that this
-costs two or three percent. Before that the 1st, 2nd, 4th, 8th, … one is compared: an error may need some steps to show.
+costs two or three percent. Before that the distances grow by four: an error may need some steps to show.
 """
 LONG = 512
 """The first of a call for so many is compared too."""
@@ -432,7 +432,7 @@ def comparison_due(agreed: int, unseen: int) -> bool:
         agreed: how many comparisons agreed so far.
         unseen: replays since the last one.
     """
-    return agreed == 0 or unseen + 1 >= min(OFTEN, int(2 ** (agreed - 1)))
+    return agreed == 0 or unseen + 1 >= min(OFTEN, int(4 ** (agreed - 1)))
 
 
 def difference(start: State, a: State, b: State, step: Callable[[State], State]) -> str | None:
