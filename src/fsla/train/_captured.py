@@ -90,11 +90,13 @@ class Recorder:
         """Do the work twice on a side stream: the first time chooses kernels and fills the caches of libraries."""
         side = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
         side.wait_stream(torch.cuda.current_stream(self._device))
-        with torch.cuda.stream(side):
-            work()
-            with never_waiting():  # A capture that fails half-way leaves the generator unusable.
+        try:
+            with torch.cuda.stream(side):
                 work()
-        torch.cuda.current_stream(self._device).wait_stream(side)
+                with never_waiting():  # A capture that fails half-way leaves the generator unusable.
+                    work()
+        finally:  # Work that failed half-way may still write.
+            torch.cuda.current_stream(self._device).wait_stream(side)
 
     def record(self, work: Callable[[], None]) -> Callable[[], None]:
         """Return what does the work again; the work itself is not done."""
