@@ -6,7 +6,6 @@ import re
 import sys
 from html.parser import HTMLParser
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -71,39 +70,34 @@ def test_site_loads_local_files_only(site):
 
 
 def test_reference_lists_every_public_name(site):
-    reference = "".join(page.read_text(encoding="utf-8") for page in (site / "api").glob("*.html"))
+    reference = "".join(page.read_text(encoding="utf-8") for page in (site / "reference").rglob("*.html"))
     names = set(re.findall(r'id="([\w.]+)"', reference))
     assert [name for name in fsla.__all__ if f"fsla.{name}" not in names] == []
 
 
-def test_examples_page_shows_each_file(site):
-    page = (site / "examples.html").read_text(encoding="utf-8")
-    files = sorted((ROOT / "examples").glob("[!_]*.py"))
-    for path in files:
-        assert f"<summary>{path.name}</summary>" in page
-    assert files or "no examples" in page
-
-
-def test_examples_page_is_built_from_files(tmp_path):
+@pytest.fixture(scope="module")
+def hooks():
     spec = importlib.util.spec_from_file_location("hooks", ROOT / "docs" / "hooks.py")
-    hooks = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(hooks)
-    (tmp_path / "examples").mkdir()
-    (tmp_path / "examples" / "few_shot.py").write_text('"""Learns a start."""\n\nprint(1)\n')
-    (tmp_path / "examples" / "_shared.py").write_text("")
-    config = SimpleNamespace(config_file_path=str(tmp_path / "mkdocs.yml"))
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
-    def written(name, text):
-        page = SimpleNamespace(file=SimpleNamespace(src_uri=name))
-        return hooks.on_page_markdown(text, page=page, config=config, files=None)
 
-    page = written("examples.md", f"# Examples\n\n{hooks.MARKER}\n")
-    assert page.startswith("# Examples\n\n## Few shot\n\nLearns a start.\n\n```sh\npython examples/few_shot.py\n```")
-    assert "    print(1)\n" in page
-    assert "_shared" not in page
-    assert written("other.md", hooks.MARKER) == hooks.MARKER
-    with pytest.raises(ValueError, match="must hold"):
-        written("examples.md", "# Examples")
+def test_formula_becomes_mathml(hooks):
+    """A formula that a script must draw is text for readers who load none."""
+    inline = hooks.on_page_content(r'<p><span class="arithmatex">\(\lambda &lt; 1\)</span></p>')
+    assert '<math xmlns="http://www.w3.org/1998/Math/MathML" display="inline">' in inline
+    assert "&#x003BB;" in inline
+    assert "&lt;" in inline or "&#x0003C;" in inline
+    block = hooks.on_page_content('<div class="arithmatex">\\[\nv = 1\n\\]</div>')
+    assert 'display="block"' in block
+    assert "arithmatex" not in inline + block
+
+
+def test_formulas_of_site_are_mathml(site):
+    pages = [page.read_text(encoding="utf-8") for page in site.rglob("*.html")]
+    assert any("<math " in page for page in pages)
+    assert not any("arithmatex" in page for page in pages)
 
 
 def test_docs_build_with_broken_link_fails(tmp_path):

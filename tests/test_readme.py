@@ -35,7 +35,7 @@ def test_readme_runs(capsys):
 
 def test_data_page_runs(capsys, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)  # the page writes a file
-    names = run("docs/data.md")
+    names = run("docs/tutorials/clean-a-csv.md")
     result = names["result"]
     assert result.groups.set_index("group")["decision"].to_dict() == {"shop": "keep", "forum": "drop"}
     worst = result.label_issues["row"][:50]
@@ -48,7 +48,7 @@ def test_data_page_runs(capsys, monkeypatch, tmp_path):
 
 
 def test_start_page_runs(capsys):
-    names = run("docs/start.md")
+    names = run("docs/tutorials/first-bilevel-model.md")
     output = capsys.readouterr().out
     weights = [float(w) for w in re.search(r"step 399.*\[(.*)\]", output)[1].split(",")]
     assert weights[2] > 2 * weights[1] > 10 * weights[0]  # the rarer, the heavier
@@ -57,7 +57,7 @@ def test_start_page_runs(capsys):
 
 
 def test_core_page_runs(capsys):
-    names = run("docs/core.md")
+    names = run("docs/tutorials/first-algorithm.md")
     assert names["ridge"][:5].mean() < names["ridge"][5:].mean() - 1
     assert names["weights"][:60].mean() < names["weights"][60:].mean() - 0.2
     assert (names["state"].omega.value["z"] - names["target"]).abs().max() < 0.02
@@ -66,7 +66,7 @@ def test_core_page_runs(capsys):
 
 def test_multi_gpu_page_runs(capsys):
     """Here in one process; torchrun starts the same program."""
-    names = run("docs/more-than-one-gpu.md")
+    names = run("docs/how-to/multi-gpu.md")
     first, second, wrong = names["weights"].weights.tolist()
     assert wrong < 0.1 < 0.5 < min(first, second)
     assert names["result"].num_steps == 300
@@ -74,7 +74,7 @@ def test_multi_gpu_page_runs(capsys):
 
 
 def test_sample_weights_page_runs(capsys):
-    names = run("docs/sample-weights-at-scale.md")
+    names = run("docs/how-to/millions-of-sample-weights.md")
     weights, half = names["weights"], names["n"] // 2
     assert weights[:half].mean() < weights[half:].mean()  # the spoilt half weighs less
     assert names["run"].step_count == 401
@@ -107,12 +107,12 @@ PAGES = {  # what the comments of each page's examples say
 
 @pytest.mark.parametrize("page", PAGES)
 def test_algorithm_page_runs(page, capsys):
-    assert PAGES[page](run(f"docs/algorithms/{page}.md"))
+    assert PAGES[page](run(f"docs/reference/algorithms/{page}.md"))
     assert capsys.readouterr().out
 
 
 def test_algorithm_pages_are_all_run():
-    assert PAGES.keys() == {path.stem for path in (ROOT / "docs" / "algorithms").glob("*.md")}
+    assert PAGES.keys() == {path.stem for path in (ROOT / "docs" / "reference" / "algorithms").glob("*.md")}
 
 
 def test_contributing_algorithm_runs(monkeypatch):
