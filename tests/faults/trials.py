@@ -60,14 +60,16 @@ class Trial:
     Args:
         category: row of the table.
         name: what is done, unique in its category.
-        run: does it. Returns where the result is right, and raises `SilentlyWrong` where it is not.
+        run: does it. Returns a remark or None where the result is right, and raises `SilentlyWrong` where it is not.
         limit_s: after how many seconds it hangs.
+        tag: what else the trial is counted by.
     """
 
     category: str
     name: str
-    run: Callable[[], None]
+    run: Callable[[], str | None]
     limit_s: float = LIMIT_S
+    tag: str = ""
 
 
 @dataclass
@@ -77,6 +79,7 @@ class Result:
     trial: Trial
     outcome: Outcome
     detail: str = field(default="", repr=False)
+    """The error, or the remark of what came out right."""
 
 
 def run_trial(trial: Trial) -> Result:
@@ -85,7 +88,7 @@ def run_trial(trial: Trial) -> Result:
         warnings.simplefilter("always")
         try:
             with _time_limit(trial.limit_s):
-                trial.run()
+                remark = trial.run() or ""
         except _TimeIsUp:
             return Result(trial, Outcome.HANG, f"more than {trial.limit_s:g} s")
         except Refused as error:
@@ -99,7 +102,7 @@ def run_trial(trial: Trial) -> Result:
             worded = is_worded(error)
             text = f"{type(error).__name__}: {error}" if worded else "".join(traceback.format_exception(error)[-6:])
             return Result(trial, Outcome.REFUSED if worded else Outcome.RAW, text)
-    return Result(trial, Outcome.RIGHT)
+    return Result(trial, Outcome.RIGHT, remark)
 
 
 def is_worded(error: BaseException) -> bool:
