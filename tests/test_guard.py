@@ -176,13 +176,9 @@ class Uphill(torch.optim.SGD):
 
 def test_guard_says_once_that_outer_loss_stays_high_and_shortens_steps():
     """Nothing diverges where λ circles above its start, and nobody would notice."""
-    problem = quadratic(0)
-    opt = fsla.SOBA(
-        *problem[:2], **problem[2], outer_optimizer=partial(Uphill, lr=0.01), projection=fsla.steps.Box(-2, 2)
-    )
+    uphill = {"outer_optimizer": partial(Uphill, lr=0.01), "projection": fsla.steps.Box(-2, 2)}
     with pytest.warns(fsla.RisingLossWarning, match="has been above") as caught:
-        for _ in range(400):
-            opt.step(None)
+        _, _, opt = run(quadratic(0), steps=400, **uphill)
     assert len(caught) == 1
     assert opt.outer_optimizer.param_groups[0]["lr"] < 0.005
     saved = opt.state_dict()
@@ -205,19 +201,20 @@ def test_guard_shortens_automatic_steps_but_not_for_good():
     [
         ([1.0] * 500, False),
         ([1.0, 2.0, *[1.9] * 500], False),
-        ([1.0] * 30 + [1.1] * 70 + [0.9] * 100, False),
-        ([1.0] * 30 + ([1.1] * 10 + [0.9] * 10) * 50, False),
-        ([1.0] * 30 + [1e6] + [0.9] * 300, False),
-        ([1.0] * 30 + [1.1] * 120, True),
-        ([1.0] * 30 + [1.1] * 40 + [0.9] * 10 + [1.1] * 100, True),
-        ([-1.0] * 30 + [-0.9] * 120, True),
-        ([0.0] * 30 + [1e-9] * 120, True),
+        ([1.0] * 50 + [1.1] * 70 + [0.9] * 100, False),
+        ([1.0] * 50 + ([1.1] * 10 + [0.9] * 10) * 50, False),
+        ([1.0] * 50 + [1e6] + [0.9] * 300, False),
+        ([1.0] * 50 + [1.1] * 120, True),
+        ([1.0] * 50 + [1.1] * 40 + [0.9] * 10 + [1.1] * 100, True),
+        ([-1.0] * 50 + [-0.9] * 120, True),
+        ([0.0] * 50 + [1e-9] * 120, True),
     ],
 )
 def test_rise_needs_most_losses_of_100_steps_above_the_start(losses, rises):
     """The noise of batches goes both ways, and a λ that circles is above its start most of the time."""
     rise = Rise()
-    assert any([rise.observe(loss, step) for step, loss in enumerate(losses)]) == rises
+    reported = [rise.observe(loss, step) for step, loss in enumerate(losses)]
+    assert any(reported) == rises
 
 
 def test_guard_does_not_copy_frozen_backbone(tmp_path):

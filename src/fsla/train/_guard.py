@@ -27,8 +27,8 @@ KNOWN = 3
 before."""
 COMPARABLE = 1e-3
 """Share of the larger loss that the smaller one must have at the first check for their scales to be known then."""
-STARTING = 20
-"""Steps whose largest outer loss is the one at the start."""
+STARTING = 50
+"""Steps whose largest outer loss is the one at the start: ω moves to its minimum, and λ little."""
 MOST = 0.6
 """Share of the last checks that must be above it: nine in a row, or more where only most of them are."""
 MARGIN = 0.01
@@ -228,9 +228,9 @@ class Guard:
         if not self.rise.reported:
             self.rise.reported = True
             warnings.warn(
-                f"The outer loss has been above {self.rise.start:.4g}, its value at the start, for most of the last 100 "
-                f"steps at step {step}. The outer variable takes steps half as long from now on, and shorter ones if that does "
-                "not help. Check the losses, use smaller outer steps, or give the outer variable another unit.",
+                f"At step {step} the outer loss has been above {self.rise.start:.4g}, its largest value in the first "
+                f"{STARTING} steps, for most of 100 steps. The outer variable takes steps half as long from now on. "
+                "Check the losses, use smaller outer steps, or give the outer variable another unit.",
                 RisingLossWarning,
                 stacklevel=6,
             )
