@@ -376,6 +376,23 @@ class WrappedUpdate(Update):
 
 
 @dataclass(frozen=True)
+class Shortened(WrappedUpdate):
+    """Another update with its step size times a factor."""
+
+    factor: float
+    update: Update
+
+    def __call__(self, x: Variable, g: Leaves, lr: Scalar) -> Variable:
+        return self.update(x, g, self.factor * lr)
+
+    def step_size(self, lr: Scalar) -> Scalar:
+        return self.update.step_size(self.factor * lr)
+
+    def derivative(self, before: Memory, after: Memory, g: Tree, lr: Scalar) -> Tree:
+        return self.update.derivative(before, after, g, self.factor * lr)
+
+
+@dataclass(frozen=True)
 class Proximal(WrappedUpdate):
     """Another update, then the proximal step of a penalty h: argmin_y lr h(y) + ½ ‖y - x‖².
 

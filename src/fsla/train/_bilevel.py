@@ -34,7 +34,7 @@ from fsla.problems._wrappers import DampedProblem, RidgeProblem
 from fsla.steps._automatic import Automatic
 from fsla.steps._projections import Ball
 from fsla.steps._schedules import Scaled, Scheduled
-from fsla.steps._updates import Clipped, LeaveInGrad, Projection, Variable, projected
+from fsla.steps._updates import Clipped, LeaveInGrad, Projection, Shortened, Variable, projected
 from fsla.train._captured import Recorder
 from fsla.train._cost import describe_cost, toy_step
 from fsla.train._guard import Guard, StepInfo
@@ -453,10 +453,13 @@ class BilevelOptimizer(ProblemAtPoint):
     @property
     def _algorithm_now(self) -> Algorithm[Any]:
         """The algorithm with steps as long as rollbacks have left them; automatic ones know that themselves."""
-        sizes, step_scale = self.algorithm.step_sizes, self._guard.step_scale
-        if step_scale == 1.0 or not isinstance(sizes, Scheduled):
-            return self.algorithm
-        return replace(self.algorithm, step_sizes=Scaled(sizes, step_scale))
+        algorithm, guard = self.algorithm, self._guard
+        sizes = algorithm.step_sizes
+        if guard.outer_step_scale < 1.0 and self.outer_optimizer is None:
+            algorithm = replace(algorithm, outer_update=Shortened(guard.outer_step_scale, algorithm.updates.outer))
+        if guard.step_scale < 1.0 and isinstance(sizes, Scheduled):
+            algorithm = replace(algorithm, step_sizes=Scaled(sizes, guard.step_scale))
+        return algorithm
 
     def _batches(
         self, inner: Any, outer: Any, independent: tuple[Any, Any] | None, seed: int | None, *, owned: bool
@@ -645,9 +648,12 @@ class BilevelOptimizer(ProblemAtPoint):
         lost = not owned and self._guard.is_lost(info)  # At once: the next gradient of the model would be lost too.
         if not lost and not self._guard.is_due(info.step, measures=measures):
             return True
-        diverged = self.reducer.process_group.broadcast(self._guard.observe(info))
+        seen = self._guard.observe(info), self._guard.stays_high(info)
+        diverged, stays_high = self.reducer.process_group.broadcast(seen)
         if diverged:
             self._roll_back(diverged, owned=owned)
+        elif stays_high and self._guard.shorten(info.step):
+            self._halve_lr(NAMES[2:])
         elif self._guard.should_keep(info.step):
             self._keep(owned=owned)
         return not diverged
@@ -671,13 +677,14 @@ class BilevelOptimizer(ProblemAtPoint):
         if good is None or (owned and not good["owned"]):
             raise self._guard.divergence(diverged, step)
         left = self._guard.begin_rollback(diverged, step)
-        step_scale = self._guard.step_scale / 2
+        step_scale, reported = self._guard.step_scale / 2, self._guard.rise.reported
         tensors, names = self._watched(owned)
         copy_(tensors, good["tensors"][: len(tensors)])
         self._load(good["state"], names)
         if not owned:
             self._begin_adjoint(step)
         self._guard.halved(step_scale, left)
+        self._guard.rise.reported = reported
         self._halve_steps(step_scale, names)
         self._keep(owned=owned)
         if self.reducer.process_group.is_first:
@@ -691,10 +698,14 @@ class BilevelOptimizer(ProblemAtPoint):
             copy_(v, [torch.zeros_like(t) for t in v])
             self.state = replace(self.state, step_count=step)
 
-    def _halve_steps(self, step_scale: float, names: Iterable[str]) -> None:
+    def _halve_lr(self, names: Iterable[str]) -> None:
+        """Halve the steps of these torch optimisers, where they exist."""
         for name in names:
-            for group in self._optimizers[name].param_groups:
+            for group in self._optimizers[name].param_groups if name in self._optimizers else ():
                 group["lr"] = group["lr"] / 2
+
+    def _halve_steps(self, step_scale: float, names: Iterable[str]) -> None:
+        self._halve_lr(names)
         if self.state is not None and self.state.measured is not None:
             measured = self.state.measured
             measured = replace(measured, step_scale=torch.full_like(measured.step_scale, step_scale))

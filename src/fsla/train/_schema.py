@@ -15,10 +15,23 @@ from fsla.steps._schedules import StepSizes
 from fsla.steps._updates import Variable
 
 COUNT = number(int, 0)
+
+
+def _flag(value: object) -> bool:
+    return isinstance(value, bool)
+
+
 _GUARD = record(
     max_rollbacks=either(among(None), COUNT),
     step_scale=number(float, 0.0, 1.0),
-    scales=each(record(largest=number(float, 0.0), quiet=COUNT, growths=COUNT)),
+    outer_step_scale=number(float, 0.0, 1.0),
+    rise=record(
+        start=either(among(None), number(float)),
+        share=number(float, 0.0, 1.0),
+        last=COUNT,
+        reported=_flag,
+    ),
+    scales=each(record(largest=number(float, 0.0), quiet=COUNT, growths=COUNT, learns=_flag)),
     last=each(lambda value: type(value) is float),
 )
 _SAVED = record(

@@ -1,0 +1,17 @@
+"""All kinds of trials."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from faults import problems
+from faults.trials import Trial
+
+KINDS: dict[str, Callable[[int], Iterator[Trial]]] = {
+    "problems": problems.trials,
+}
+
+
+def make_trials(kind: str, seed: int) -> Iterator[Trial]:
+    """Yield the trials of a kind."""
+    return KINDS[kind](seed)
