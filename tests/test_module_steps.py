@@ -500,6 +500,32 @@ def test_outer_step_scale_rises_as_adjoint_converges():
     assert run(0.0, 1.0) > 0.9
 
 
+@pytest.mark.parametrize("outer_every", [4, 8])
+def test_automatic_steps_count_training_steps(outer_every):
+    """A run of 400 training steps would else wait for all of them at outer_every=8."""
+    b = {"x": torch.ones(3, dtype=F64)}
+    sizes = Automatic(inner=False, adjoint=False).spaced(outer_every)
+    measured = sizes.init(b)
+    due = 0
+    while float(sizes.outer_scale(measured)) < 0.5:
+        _, measured = sizes.residual(b, b, b, measured)
+        due += 1
+    assert 50 <= due * outer_every < 50 + 2 * outer_every
+
+
+def test_spaced_update_forgets_as_several_steps():
+    """The memories of λ's step then reach as far back in training at every outer_every."""
+    one, four = ScaleFree(), ScaleFree().spaced(4)
+    x, g = {"x": torch.ones(2, dtype=F64)}, {"x": torch.tensor([1.0, 3.0], dtype=F64)}
+    after = one(one.init(x), tree.scale(0.0, g), 1.0)
+    for _ in range(4):
+        after = one(after, g, 1.0)
+    spaced = four(four(four.init(x), tree.scale(0.0, g), 1.0), g, 1.0)
+    for name in ("mean", "square"):
+        torch.testing.assert_close(spaced.memory[name], after.memory[name])
+    assert one.spaced(1) == one
+
+
 def test_scale_free_adam_ignores_gradient_scale():
     ends = []
     for size in (1e-6, 1.0, 1e6):

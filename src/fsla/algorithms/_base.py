@@ -124,6 +124,7 @@ class Algorithm(ABC, Generic[S]):
                 f"Got {type(self.step_sizes).__name__} instead."
             )
         whole_number(self.outer_every, "outer_every", type(self).__name__)
+        object.__setattr__(self, "step_sizes", self.step_sizes.spaced(self.outer_every))
 
     @cached_property
     def updates(self) -> Updates:

@@ -11,7 +11,7 @@ All that is measured is one value, `Measured`, which is part of the algorithm's 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -22,7 +22,7 @@ from fsla._torch import foreach_div_
 from fsla._tree import Tree, axpy, dot, is_sharded, norm, scalar, scale, spread, sub, where, zeros_like
 from fsla.problems._views import View
 from fsla.steps._schedules import Rates, StepSizes
-from fsla.steps._updates import ScaleFree, Update
+from fsla.steps._updates import ScaleFree, Update, after_steps
 
 FIRST = 20
 """Products of the first estimate of L."""
@@ -32,7 +32,7 @@ RARELY = 20
 AGREES = 0.05
 """By how much of itself L may change at a product that agrees with it."""
 DECAY = 0.9
-"""Share of the old L that stays where a new estimate is smaller."""
+"""Share of the old L that stays where a new estimate is smaller; a power of it, where one step stands for several."""
 COORDINATES = 1_000_000
 """Coordinates of v's equation that ψ looks at."""
 
@@ -86,7 +86,9 @@ class Automatic(StepSizes[Measured]):
         outer: the same for λ.
         wait: whether λ waits until v solves its equation; if not, ψ is 1.
         width: ψ is one half where this share of v's equation, in length, is not solved.
-        block: steps over which residuals are summed, so that the noise of one block is independent of the next one's.
+        block: training steps over which residuals are summed, so that the noise of one block is independent of the next
+            one's.
+        outer_every: training steps for which one move of λ and v stands. The algorithm sets it to its own.
 
     Raises:
         ValueError: if a number is out of range.
@@ -109,14 +111,18 @@ class Automatic(StepSizes[Measured]):
     wait: bool = True
     width: float = 0.1
     block: int = 25
+    outer_every: int = 1
 
     def __post_init__(self) -> None:
         positive(self.width, "width", "Automatic")
         if not 0 < self.new_grad_weight <= 1:
             raise ValueError(f"The 'new_grad_weight' must lie in (0, 1]. Got {self.new_grad_weight} instead.")
 
+    def spaced(self, outer_every: int) -> Automatic:
+        return replace(self, outer_every=outer_every)
+
     def outer_update(self) -> Update:
-        return ScaleFree()
+        return ScaleFree().spaced(self.outer_every)
 
     def init(self, omega: Tree) -> Measured:
         zero = scalar(0.0, omega)
@@ -151,7 +157,8 @@ class Automatic(StepSizes[Measured]):
 
     def rates(self, k: int, state: Measured) -> Rates:
         lr = state.step_scale / state.curvature if self.measures else 1.0
-        return Rates(self.outer_scale(state) * state.step_scale, lr, lr, self.new_grad_weight)
+        weight = after_steps(self.new_grad_weight, self.outer_every)
+        return Rates(self.outer_scale(state) * state.step_scale, lr, lr, weight)
 
     def outer_scale(self, state: Measured) -> Tensor:
         """Return ψ."""
@@ -163,7 +170,7 @@ class Automatic(StepSizes[Measured]):
         if self.adjoint:
             length = norm(v)
             along = torch.where(length > 0, dot(v, hv) / length**2, 0)
-            damping = torch.maximum(0.99 * state.damping, -1.5 * along)
+            damping = torch.maximum(0.99**self.outer_every * state.damping, -1.5 * along)
             hv = axpy(damping, v, hv)
             state = evolve(state, damping=damping)
         residual = sub(hv, b)
@@ -180,7 +187,7 @@ class Automatic(StepSizes[Measured]):
         residual = sub(state.residual, _some(residual))
         target = axpy(1.0, _some(b), state.target)
         count = state.count + 1
-        full = count >= self.block
+        full = count * self.outer_every >= self.block
         tiny = torch.finfo(torch.float32).tiny
         ratio = dot(residual, state.last_residual) / dot(target, state.last_target).clamp(min=tiny)
         return evolve(
@@ -205,10 +212,11 @@ class Automatic(StepSizes[Measured]):
         A product that is not finite is skipped: a batch may be bad.
         """
         before = float(state.curvature)
+        decay = DECAY**self.outer_every
         for i in range(products):
             h = view.hvp(state.probe)
             size = torch.maximum(norm(h), state.along_v)
-            smooth = torch.maximum(size, DECAY * state.curvature + (1 - DECAY) * size)
+            smooth = torch.maximum(size, decay * state.curvature + (1 - decay) * size)
             settles = products == 1 or i >= products - 3
             noise, generator = _noise(h, state.generator)
             probe = _unit(axpy(0.1, noise, _unit(h)))

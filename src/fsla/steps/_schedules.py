@@ -63,6 +63,10 @@ class StepSizes(ABC, Generic[P]):
     def rates(self, k: int, state: P) -> Rates:
         """Return the sizes of step k = 0, 1, …"""
 
+    def spaced(self, outer_every: int) -> StepSizes[P]:
+        """Return the step sizes of a run in which λ and v move at one step in each block of `outer_every`."""
+        return self
+
     def outer_update(self) -> Update:
         """Return the update of λ whose size `rates` speaks of."""
         return GradientDescent()

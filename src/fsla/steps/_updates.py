@@ -291,6 +291,19 @@ class ScaleFree(Update):
     second: float = 0.01
     floor: float = 1e-3
 
+    def spaced(self, every: int) -> ScaleFree:
+        """Return the update whose single step stands for `every` steps of this one.
+
+        It forgets as much as they do. It is √every times as long: it sees one batch, and they would average over more.
+        """
+        return replace(
+            self,
+            scale=math.sqrt(every) * self.scale,
+            fall=self.fall / every,
+            average=after_steps(self.average, every),
+            second=after_steps(self.second, every),
+        )
+
     def init(self, x: Tree) -> Variable:
         return Variable(x, {"mean": zeros_like(x), "square": zeros_like(x), "count": {"moves": scalar(0.0, x)}})
 
@@ -602,6 +615,11 @@ class Updates(NamedTuple):
     @property
     def in_place(self) -> bool:
         return any(update.in_place for update in self)
+
+
+def after_steps(weight: float, steps: int) -> float:
+    """Return the weight of one new value that stands for several in a moving average."""
+    return weight if steps == 1 else 1 - (1 - weight) ** steps
 
 
 def projected(update: Update, projection: Projection | None) -> Update:
