@@ -73,10 +73,24 @@ def test_site_loads_local_files_only(site):
         assert external(urls) == [], sheet
 
 
+def reference_names(site):
+    pages = "".join(page.read_text(encoding="utf-8") for page in (site / "reference").rglob("*.html"))
+    return set(re.findall(r'id="([\w.]+)"', pages))
+
+
 def test_reference_lists_every_public_name(site):
-    reference = "".join(page.read_text(encoding="utf-8") for page in (site / "reference").rglob("*.html"))
-    names = set(re.findall(r'id="([\w.]+)"', reference))
+    names = reference_names(site)
     assert [name for name in fsla.__all__ if f"fsla.{name}" not in names] == []
+
+
+@pytest.mark.parametrize(
+    "room", ["algorithms", "contrib", "data", "distributed", "hypergradients", "problems", "steps", "train"]
+)
+def test_reference_lists_every_name_of_room(site, room):
+    """A name that a room exports is looked up by the room, or by the package where that exports it too."""
+    names = reference_names(site)
+    exported = getattr(fsla, room).__all__
+    assert [name for name in exported if not names & {f"fsla.{name}", f"fsla.{room}.{name}"}] == []
 
 
 @pytest.fixture(scope="module")
