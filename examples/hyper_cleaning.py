@@ -55,7 +55,12 @@ def clean(data, valid, steps=1000, algorithm="soba"):
     model, weights = make_model(), fsla.SampleWeights(len(data[0]))
     optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
     bilevel = fsla.BilevelOptimizer(
-        model, weights, inner_loss=inner_loss, outer_loss=outer_loss, algorithm=algorithm, inner_optimizer=optimizer
+        model,
+        weights,
+        inner_loss=inner_loss,
+        outer_loss=outer_loss,
+        algorithm=algorithm,
+        inner_optimizer=optimizer,
     )
     for _ in range(steps):
         again = draw_batch(data), draw_batch(valid)  # FSLA's momentum needs independent batches

@@ -48,7 +48,11 @@ def learn_penalties(train, valid, steps=400, shrinkage=0.1, algorithm="soba", ca
         return validation_loss(model, batch) + shrinkage * spread
 
     bilevel = fsla.BilevelOptimizer(
-        model, log_penalties, inner_loss=inner_loss, outer_loss=outer_loss, algorithm=algorithm
+        model,
+        log_penalties,
+        inner_loss=inner_loss,
+        outer_loss=outer_loss,
+        algorithm=algorithm,
     )
     for step in range(steps):
         bilevel.step(train, valid)

@@ -55,7 +55,12 @@ def learn_features(tasks, steps=1500, algorithm="soba"):
     heads = nn.ParameterDict({"w": torch.zeros(len(x), features.size, 1)})
     adam = partial(torch.optim.Adam, lr=0.003)  # the automatic step is too long for a network
     bilevel = fsla.BilevelOptimizer(
-        heads, features, inner_loss=inner_loss, outer_loss=outer_loss, algorithm=algorithm, outer_optimizer=adam
+        heads,
+        features,
+        inner_loss=inner_loss,
+        outer_loss=outer_loss,
+        algorithm=algorithm,
+        outer_optimizer=adam,
     )
     for _ in range(steps):
         task = torch.randperm(len(x))[:25]
