@@ -72,7 +72,13 @@ def outer_loss(model, logits, batch):
 def search(train, valid, steps=300, algorithm="soba"):
     """Return the logits: a row for each layer, a column for each operation."""
     model, logits = Network([OPERATIONS] * LAYERS), nn.Parameter(torch.zeros(LAYERS, len(OPERATIONS)))
-    bilevel = fsla.BilevelOptimizer(model, logits, inner_loss=inner_loss, outer_loss=outer_loss, algorithm=algorithm)
+    bilevel = fsla.BilevelOptimizer(
+        model,
+        logits,
+        inner_loss=inner_loss,
+        outer_loss=outer_loss,
+        algorithm=algorithm,
+    )
     for _ in range(steps):
         bilevel.step(draw_batch(train), draw_batch(valid))
     return logits.detach()

@@ -61,7 +61,12 @@ def train(data, balanced, steps=300, algorithm="soba"):
     model, loss = make_model(), ClassLoss()
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3, weight_decay=1e-2)
     bilevel = fsla.BilevelOptimizer(
-        model, loss, inner_loss=inner_loss, outer_loss=outer_loss, algorithm=algorithm, inner_optimizer=optimizer
+        model,
+        loss,
+        inner_loss=inner_loss,
+        outer_loss=outer_loss,
+        algorithm=algorithm,
+        inner_optimizer=optimizer,
     )
     for _ in range(steps):
         rows = torch.randint(len(data[1]), (64,))

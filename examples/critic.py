@@ -62,7 +62,13 @@ def outer_loss(critic, logits, world):
 def learn_policy(world, steps=3000, algorithm="soba"):
     """Return the logits of a policy."""
     critic, logits = nn.ParameterDict({"q": torch.zeros_like(world[1])}), nn.Parameter(torch.zeros_like(world[1]))
-    bilevel = fsla.BilevelOptimizer(critic, logits, inner_loss=inner_loss, outer_loss=outer_loss, algorithm=algorithm)
+    bilevel = fsla.BilevelOptimizer(
+        critic,
+        logits,
+        inner_loss=inner_loss,
+        outer_loss=outer_loss,
+        algorithm=algorithm,
+    )
     for _ in range(steps):
         bilevel.step(world, world)
     return logits.detach()

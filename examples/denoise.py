@@ -8,6 +8,7 @@ python examples/denoise.py
 """
 
 import sys
+from functools import partial
 
 import torch
 from sklearn.datasets import load_sample_image
@@ -62,8 +63,14 @@ def learn_regularizer(data, steps=300, algorithm="soba"):
     """Return filters and strengths."""
     solution = nn.ParameterDict({"images": data[0].clone()})
     regularizer = Regularizer(0.1 * torch.randn(8, 1, 5, 5), torch.full((8,), -5.0))
+    adam = partial(torch.optim.Adam, lr=0.01)  # the automatic step is too long for filters
     bilevel = fsla.BilevelOptimizer(
-        solution, regularizer, inner_loss=inner_loss, outer_loss=outer_loss, algorithm=algorithm
+        solution,
+        regularizer,
+        inner_loss=inner_loss,
+        outer_loss=outer_loss,
+        algorithm=algorithm,
+        outer_optimizer=adam,
     )
     for _ in range(steps):
         bilevel.step(data, data)

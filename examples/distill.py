@@ -46,7 +46,12 @@ def distill(train, steps=1000, algorithm="soba"):
     images, model = nn.Parameter(first_of_each(train)), nn.Linear(64, 10)
     adam = partial(torch.optim.Adam, lr=0.003)  # the automatic step is too long for pixels
     bilevel = fsla.BilevelOptimizer(
-        model, images, inner_loss=inner_loss, outer_loss=outer_loss, algorithm=algorithm, outer_optimizer=adam
+        model,
+        images,
+        inner_loss=inner_loss,
+        outer_loss=outer_loss,
+        algorithm=algorithm,
+        outer_optimizer=adam,
     )
     for _ in range(steps):
         rows = torch.randint(len(train[1]), (256,))

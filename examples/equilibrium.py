@@ -60,7 +60,12 @@ def learn_layer(train, steps=1500, algorithm="soba"):
     layer, points = Layer(), nn.ParameterDict({"z": torch.zeros(SAMPLES, WIDTH)})
     adam = partial(torch.optim.Adam, lr=1e-3)  # the automatic step is too long for a network
     bilevel = fsla.BilevelOptimizer(
-        points, layer, inner_loss=inner_loss, outer_loss=outer_loss, algorithm=algorithm, outer_optimizer=adam
+        points,
+        layer,
+        inner_loss=inner_loss,
+        outer_loss=outer_loss,
+        algorithm=algorithm,
+        outer_optimizer=adam,
     )
     for _ in range(steps):
         bilevel.step(train, train)  # full batches: each sample has a row of z

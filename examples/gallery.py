@@ -132,6 +132,8 @@ def fill(page, results):
     """Return the text of a page with its tables made anew: all examples, or the one that a comment names."""
 
     def table(match):
+        if match[2] and match[2] not in results:
+            return match[0]
         lines = table_of(results[match[2]]) if match[2] else table_of_all(results)
         return "\n".join([match[1], *lines, match[3]])
 

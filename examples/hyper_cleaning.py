@@ -55,7 +55,12 @@ def clean(data, valid, steps=1000, algorithm="soba"):
     model, weights = make_model(), fsla.SampleWeights(len(data[0]))
     optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
     bilevel = fsla.BilevelOptimizer(
-        model, weights, inner_loss=inner_loss, outer_loss=outer_loss, algorithm=algorithm, inner_optimizer=optimizer
+        model,
+        weights,
+        inner_loss=inner_loss,
+        outer_loss=outer_loss,
+        algorithm=algorithm,
+        inner_optimizer=optimizer,
     )
     for _ in range(steps):
         again = draw_batch(data), draw_batch(valid)  # FSLA's momentum needs independent batches
@@ -67,6 +72,6 @@ def clean(data, valid, steps=1000, algorithm="soba"):
 if __name__ == "__main__":
     torch.manual_seed(0)
     data, wrong, valid, (x, y) = load(seed=0)
-    model, weights = clean(data, valid, 40 if "--small" in sys.argv else 1000)
+    model, weights = clean(data, valid, 200 if "--small" in sys.argv else 1000)
     print(f"mean weight of wrong labels {weights[wrong].mean():.2f}, of right ones {weights[~wrong].mean():.2f}")
     print(f"test accuracy: {(model(x).argmax(1) == y).float().mean():.3f}")

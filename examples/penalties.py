@@ -48,7 +48,11 @@ def learn_penalties(train, valid, steps=400, shrinkage=0.1, algorithm="soba", ca
         return validation_loss(model, batch) + shrinkage * spread
 
     bilevel = fsla.BilevelOptimizer(
-        model, log_penalties, inner_loss=inner_loss, outer_loss=outer_loss, algorithm=algorithm
+        model,
+        log_penalties,
+        inner_loss=inner_loss,
+        outer_loss=outer_loss,
+        algorithm=algorithm,
     )
     for step in range(steps):
         bilevel.step(train, valid)
@@ -62,6 +66,6 @@ def learn_penalties(train, valid, steps=400, shrinkage=0.1, algorithm="soba", ca
 if __name__ == "__main__":
     train, valid, test = load(seed=0)
     for shrinkage in (0.0, 0.1):
-        _, model = learn_penalties(train, valid, 60 if "--small" in sys.argv else 400, shrinkage)
+        _, model = learn_penalties(train, valid, 200 if "--small" in sys.argv else 400, shrinkage)
         losses = [validation_loss(model, part).item() for part in (valid, test)]
         print("shrinkage {}: validation loss {:.3f}, test loss {:.3f}".format(shrinkage, *losses))

@@ -48,7 +48,13 @@ def outer_loss(model, poison, batch):  # the probability of the right class, whi
 def attack(honest, start, valid, steps=600, algorithm="soba"):
     """Return the poison and a classifier trained to convergence with it."""
     poison, model = Poison(*start), nn.Linear(64, 2)
-    bilevel = fsla.BilevelOptimizer(model, poison, inner_loss=inner_loss, outer_loss=outer_loss, algorithm=algorithm)
+    bilevel = fsla.BilevelOptimizer(
+        model,
+        poison,
+        inner_loss=inner_loss,
+        outer_loss=outer_loss,
+        algorithm=algorithm,
+    )
     for _ in range(steps):
         bilevel.step(honest, valid)
     bilevel.solve(honest)

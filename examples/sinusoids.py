@@ -49,13 +49,18 @@ def outer_loss(heads, features, batch):
     return errors(heads, features, batch).mean()
 
 
-def learn_features(tasks, steps=1500, algorithm="soba"):
+def learn_features(tasks, steps=1000, algorithm="soba"):
     x, y = tasks
     features = Features()
     heads = nn.ParameterDict({"w": torch.zeros(len(x), features.size, 1)})
     adam = partial(torch.optim.Adam, lr=0.003)  # the automatic step is too long for a network
     bilevel = fsla.BilevelOptimizer(
-        heads, features, inner_loss=inner_loss, outer_loss=outer_loss, algorithm=algorithm, outer_optimizer=adam
+        heads,
+        features,
+        inner_loss=inner_loss,
+        outer_loss=outer_loss,
+        algorithm=algorithm,
+        outer_optimizer=adam,
     )
     for _ in range(steps):
         task = torch.randperm(len(x))[:25]
@@ -75,6 +80,6 @@ def new_task_error(features, tasks):
 
 if __name__ == "__main__":
     torch.manual_seed(0)
-    for steps in (0, 100 if "--small" in sys.argv else 1500):
+    for steps in (0, 100 if "--small" in sys.argv else 1000):
         features = learn_features(make_tasks(200, seed=0), steps)
         print(f"error on new tasks after {steps} steps: {new_task_error(features, make_tasks(100, seed=10_000)):.3f}")

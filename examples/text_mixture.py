@@ -100,7 +100,7 @@ def draw_mixture(sources, shares, count=32):
     return torch.cat([draw(texts[i], 1) for i in source.tolist()]), source
 
 
-def learn_mixture(sources, trusted, steps=400, algorithm="soba"):
+def learn_mixture(sources, trusted, steps=300, algorithm="soba"):
     """Return the weights of the sources, and how often each was read through."""
     model, weights = Network(), fsla.GroupWeights(sources, init=sizes_of(sources))
     optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
@@ -121,7 +121,7 @@ def learn_mixture(sources, trusted, steps=400, algorithm="soba"):
 if __name__ == "__main__":
     torch.manual_seed(0)
     sources, trusted, _ = load("descriptions")
-    weights, passes = learn_mixture(sources, trusted, 40 if "--small" in sys.argv else 400)
+    weights, passes = learn_mixture(sources, trusted, 40 if "--small" in sys.argv else 300)
     for (name, weight), size, read_through in zip(
         weights.as_dict().items(), sizes_of(sources).values(), passes.tolist(), strict=True
     ):

@@ -71,7 +71,13 @@ def no_split(city):
 def learn_tolls(city, steps=1000, algorithm="soba"):
     """Return the tolls, and how the drivers split over the routes with them."""
     split, tolls = no_split(city), nn.Parameter(torch.full((len(ROADS),), -3.0, dtype=torch.float64))
-    bilevel = fsla.BilevelOptimizer(split, tolls, inner_loss=inner_loss, outer_loss=outer_loss, algorithm=algorithm)
+    bilevel = fsla.BilevelOptimizer(
+        split,
+        tolls,
+        inner_loss=inner_loss,
+        outer_loss=outer_loss,
+        algorithm=algorithm,
+    )
     for _ in range(steps):
         bilevel.step(city, city)
     bilevel.solve(city)

@@ -57,5 +57,8 @@ def draw(figure, steps):
     ax = figure.subplots()
     for label, layer in layers.items():
         ax.loglog(DEPTHS, [error_on(layer, test, depth) for depth in DEPTHS], "o-", label=label)
-    ax.set(xlabel="iterations when tested", ylabel="error / variance")
+    ax.set(xlabel="iterations when tested", ylabel="error / variance", ylim=(0.01, 0.5))
+    ax.set_xticks(DEPTHS, DEPTHS)
+    ax.set_yticks([0.01, 0.02, 0.05, 0.1, 0.2, 0.5], ["0.01", "0.02", "0.05", "0.1", "0.2", "0.5"])
+    ax.minorticks_off()
     ax.legend()

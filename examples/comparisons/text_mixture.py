@@ -8,7 +8,7 @@ import torch
 from text_mixture import SOURCES, TARGETS, Network, draw_mixture, learn_mixture, load, row_losses, sizes_of
 
 METRIC, BETTER, DIGITS = "bits a byte of held-out target text", "lower", 3
-STEPS, SMALL, SIZE = 400, 10, (8, 3.4)
+STEPS, SMALL, SIZE = 300, 10, (8, 3.4)
 SUMMARY = [
     (
         "Text mixture: descriptions",
