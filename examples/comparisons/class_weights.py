@@ -64,4 +64,6 @@ def draw(figure, steps):
         figure.subplots(1, 2), ("weight", "margin"), (loss.log_weight.exp(), loss.margin), strict=True
     ):
         ax.semilogx(counts, values.detach(), "o-")
+        ax.set_xticks(counts[::2].tolist(), counts[::2].tolist())
+        ax.minorticks_off()
         ax.set(xlabel="training images of the class", ylabel=f"learnt {name}")

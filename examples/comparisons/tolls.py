@@ -26,7 +26,7 @@ SUMMARY = [
 
 def solved(city, loss, outer):
     split = no_split(city)
-    fsla.SOBA(split, outer, inner_loss=loss, outer_loss=outer_loss).solve(city, tol=1e-8)
+    fsla.SOBA(split, outer, inner_loss=loss, outer_loss=outer_loss).solve(city)
     return split
 
 
@@ -91,16 +91,16 @@ def methods(steps):
 
 
 def draw(figure, steps):
-    city = City(0)
-    panels = {
-        "Cars without tolls": city.flow(solved(city, inner_loss, raw(none(city)))),
-        "Learnt tolls": learn_tolls(city, steps)[0],
-        "Cars with tolls": city.flow(learn_tolls(city, steps)[1]),
-    }
+    city = City(2)
+    before = city.flow(solved(city, inner_loss, raw(none(city)))).detach()
+    tolls, split = learn_tolls(city, steps)
+    change = city.flow(split).detach() - before
+    panels = {"Cars without tolls": before, "Learnt tolls": tolls, "Change: red more cars, blue fewer": change}
     for ax, (title, values) in zip(figure.subplots(1, 3), panels.items(), strict=True):
         for (start, end), value in zip(ROADS, values.tolist(), strict=True):
-            color = "C3" if "olls" in title and "Cars" not in title else "C0"
-            ax.plot(*zip(start, end, strict=True), color=color, linewidth=0.3 + 6 * value / float(values.max()))
+            color = {"C": "0.3", "L": "C1"}[title[0]] if values is not change else "C3" if value > 0 else "C0"
+            ax.plot(*zip(start, end, strict=True), color=color, linewidth=0.3 + 7 * abs(value / values.abs().max()))
         ax.plot(*zip(*[(i, j) for i in range(GRID) for j in range(GRID)], strict=True), "o", color="0.3", markersize=4)
-        ax.set(title=f"{title} (widest: {float(values.max()):.1f})", aspect="equal")
+        ax.set_title(f"{title}\n(widest: {values.abs().max():.1f})", fontsize=10)
+        ax.set_aspect("equal")
         ax.axis("off")
