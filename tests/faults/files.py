@@ -158,13 +158,13 @@ def _irregular(kind: str) -> Iterator[Trial]:
         return act
 
     def socket_at(path: Path) -> None:
-        here = os.getcwd()
+        before = os.getcwd()
         os.chdir(path.parent)  # The names of sockets have at most 107 bytes.
         try:
             with socket.socket(socket.AF_UNIX) as server:
                 server.bind(path.name)
         finally:
-            os.chdir(here)
+            os.chdir(before)
 
     kinds: dict[str, Callable[[Path], object]] = {
         "pipe": os.mkfifo,
