@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from faults import problems
+from faults import files, problems, states
 from faults.trials import Trial
 
 KINDS: dict[str, Callable[[int], Iterator[Trial]]] = {
+    "files": files.trials,
+    "states": states.trials,
     "problems": problems.trials,
 }
 

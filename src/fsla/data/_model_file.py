@@ -122,7 +122,7 @@ def load_model(path: str | Path, *, encoder: str | None = None) -> DataModel:
         arrays: dict[str, Array] = {name: tensor.numpy() for name, tensor in file.tensors.items()}
         arrays |= {name: np.array(cells, dtype=object) for name, cells in content["text"].items()}
         builder = FeatureBuilder.from_state(_part(arrays, "builder."), content["builder"], encoder=encoder)
-        predictor = predictor_from_state(_part(arrays, "predictor."), content["predictor"])
+        predictor = predictor_from_state(_part(arrays, "predictor."), content["predictor"], content["task"])
         model = DataModel(content["task"], builder, predictor, _decode_classes(content["classes"], content["task"]))
         _check_parts_fit(model)
         return model

@@ -159,9 +159,23 @@ class ShardedSampler:
         return {"drawn": self.drawn, "generator": self.generator.get_state()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Set what `state_dict` returned."""
-        self.drawn = state["drawn"]
-        self.generator.set_state(state["generator"])
+        """Set what `state_dict` returned.
+
+        Raises:
+            ValueError: if it is something else; then nothing is set.
+        """
+        drawn, generator = (state.get(name) if isinstance(state, Mapping) else None for name in ("drawn", "generator"))
+        try:
+            whole_number(drawn, "drawn", "a state of ShardedSampler", least=0)
+            if not isinstance(generator, Tensor) or generator.shape != self.generator.get_state().shape:
+                raise TypeError("The 'generator' of a state of ShardedSampler must be the state of a torch.Generator.")
+            torch.Generator().set_state(generator)
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise ValueError(f"Cannot load state of ShardedSampler: {error}") from None
+        assert isinstance(drawn, int)
+        assert isinstance(generator, Tensor)
+        self.drawn = drawn
+        self.generator.set_state(generator)
 
 
 def gather_rows(

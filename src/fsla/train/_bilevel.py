@@ -618,7 +618,8 @@ class BilevelOptimizer(ProblemAtPoint):
             nest = unflatten({path: t.detach().clone() for path, t in state["tensors"].items()}, state["json"], Mapping)
         except ValueError as error:
             raise ValueError(f"Cannot load state: {error}.") from None
-        check_nest(nest, self.algorithm.step_sizes, self._problem.lam, self._problem.omega, self._optimizers)
+        algorithm, problem = self.algorithm, self._problem
+        check_nest(nest, algorithm.step_sizes, problem.lam, problem.omega, self._optimizers, algorithm.updates)
         missing = [name for name in names if name not in nest["optimizers"]]
         if missing:
             raise ValueError(

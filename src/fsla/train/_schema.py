@@ -9,12 +9,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fsla._state_tree import tensors_of
 from fsla._storage._json_values import among, each, either, mapping, number, record
 from fsla.algorithms._base import State
 from fsla.steps._schedules import StepSizes
-from fsla.steps._updates import Variable
+from fsla.steps._updates import TorchUpdate, Update, Updates, Variable, WrappedUpdate
 
 COUNT = number(int, 0)
+_REMEMBERED = {
+    "SGD": {"momentum_buffer"},
+    "Adam": {"step", "exp_avg", "exp_avg_sq"},
+    "AdamW": {"step", "exp_avg", "exp_avg_sq"},
+    "RMSprop": {"step", "square_avg"},
+    "Adagrad": {"step", "sum"},
+}
+"""What optimisers of torch remember of each parameter, at least."""
 
 
 def _flag(value: object) -> bool:
@@ -65,23 +74,29 @@ def check_nest(
     lam: Mapping[str, Tensor],
     omega: Mapping[str, Tensor],
     optimizers: Mapping[str, torch.optim.Optimizer],
+    updates: Updates,
 ) -> None:
-    """Raise a ValueError unless a nest is that of a run with these step sizes, variables and optimisers."""
+    """Raise a ValueError unless a nest is that of a run with these step sizes, variables, optimisers and updates."""
     if not _NEST(nest):
         raise ValueError("Cannot load state: a part of it is malformed.")
     state: State | None = nest["state"]
     if state is not None:
         if state.step_count != nest["step_count"]:
             raise ValueError("Cannot load state: its parts are of different steps.")
+        check_numbers("state", state)
+        check_numbers("measured", state.measured, scalars=True)
         check_forms("direction", state.direction, lam)
         measured = sizes.init(dict(omega))
         if type(state.measured) is not type(measured):
             raise ValueError("Cannot load state: what its step sizes measured is missing.")
         check_like("measured", state.measured, measured)
+        update_of = {"lam": updates.outer, "omega": updates.inner, "adjoint": updates.adjoint}
         for f in fields(state):
             part = getattr(state, f.name)
             if isinstance(part, Variable):
                 like = lam if f.name == "lam" else omega
+                if f.name in update_of:
+                    _check_memory(f.name, part, _memory_of(update_of[f.name], like))
                 if part.value:  # λ and ω are saved with outer and the model
                     check_forms(f.name, part.value, like, rows=sum(t.numel() for t in lam.values()))
                 for name, tree in part.memory.items():
@@ -89,8 +104,34 @@ def check_nest(
                         raise ValueError(f"Cannot load state: a number of {f.name}.{name} is none.")
                     check_forms(f"{f.name}.{name}", {key: t for key, t in tree.items() if t.ndim or key in like}, like)
     for name, saved in nest["optimizers"].items():
+        check_numbers(name, list(saved["state"].values()))
         if name in optimizers:
             _check_optimizer(name, saved, optimizers[name])
+            moved = name == "outer_optimizer" and state is not None and any(map(torch.any, state.direction.values()))
+            if moved and remembers(optimizers[name]) and len(saved["state"]) < len(lam):
+                raise ValueError(f"Cannot load state: {name} lacks what it remembers of a parameter that has moved.")
+
+
+def _memory_of(update: Update, like: Mapping[str, Tensor]) -> Mapping[str, Mapping[str, Tensor]]:
+    """Return the form of what an update remembers, in tensors without storage."""
+    while isinstance(update, WrappedUpdate):
+        update = update.update
+    if isinstance(update, TorchUpdate):  # The torch optimiser remembers.
+        return {}
+    return update.init({name: t.detach().to("meta") for name, t in like.items()}).memory
+
+
+def _check_memory(what: str, saved: Variable, expected: Mapping[str, Mapping[str, Tensor]]) -> None:
+    names = {name: tree.keys() for name, tree in saved.memory.items()}
+    if names != {name: tree.keys() for name, tree in expected.items()}:
+        raise ValueError(f"Cannot load state: what the update of {what} remembers has other names.")
+
+
+def check_numbers(what: str, nest: Any, *, scalars: bool = False) -> None:
+    """Raise a ValueError if a tensor in a nest holds a NaN, or an infinite number that is not a scalar by itself."""
+    for t in tensors_of(nest):
+        if t.is_floating_point() and not t.isfinite().all() and (scalars or t.ndim or t.isnan()):
+            raise ValueError(f"Cannot load state: its {what} has numbers that are not finite.")
 
 
 def check_forms(what: str, saved: Mapping[str, Tensor], like: Mapping[str, Tensor], *, rows: int = 0) -> None:
@@ -111,8 +152,8 @@ def check_forms(what: str, saved: Mapping[str, Tensor], like: Mapping[str, Tenso
 
 
 def check_like(what: str, saved: Any, expected: Any) -> None:
-    """Raise a ValueError unless a nest has the names and kinds of values of another; None fits all."""
-    if saved is None or expected is None:
+    """Raise a ValueError unless a nest has the names and kinds of values of another; None fits all but tensors."""
+    if expected is None or (saved is None and not isinstance(expected, Tensor)):
         return
     numbers = all(isinstance(x, int | float) and not isinstance(x, bool) for x in (saved, expected))
     if not numbers and type(saved) is not type(expected):
@@ -138,11 +179,20 @@ def check_like(what: str, saved: Any, expected: Any) -> None:
             check_like(f"{what}[{place}]", part, expected_part)
 
 
+def remembers(optimizer: torch.optim.Optimizer) -> bool:
+    """Return whether an optimiser is known to remember something of every parameter that it has moved."""
+    name = type(optimizer).__name__
+    return name in _REMEMBERED and (name != "SGD" or all(group["momentum"] for group in optimizer.param_groups))
+
+
 def _check_optimizer(name: str, saved: Mapping[str, Any], optimizer: torch.optim.Optimizer) -> None:
     expected = optimizer.state_dict()
     if len(saved["param_groups"]) != len(expected["param_groups"]):
         raise ValueError(f"Cannot load state: {name} has other groups of parameters.")
     for saved_group, expected_group in zip(saved["param_groups"], expected["param_groups"], strict=True):
+        missing = optimizer.defaults.keys() - saved_group.keys()
+        if missing:
+            raise ValueError(f"Cannot load state: {name} has a group without {', '.join(sorted(missing))}.")
         common = saved_group.keys() & expected_group.keys()  # Schedulers add numbers of their own.
         check_like(name, {key: saved_group[key] for key in common}, {key: expected_group[key] for key in common})
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
@@ -154,6 +204,8 @@ def _check_optimizer(name: str, saved: Mapping[str, Any], optimizer: torch.optim
         if known:
             check_like(f"{name}.{place}", entry, known)
         elif type(optimizer).__module__.startswith("torch.optim."):
+            if not entry.keys() >= _REMEMBERED.get(type(optimizer).__name__, set()):
+                raise ValueError(f"Cannot load state: {name} lacks what it remembers of parameter {place}.")
             for key, t in entry.items():
                 if isinstance(t, Tensor) and not (t.is_floating_point() and _fits(t, p)):
                     raise ValueError(f"Cannot load state: {name} has another {key!r} of parameter {place}.")
