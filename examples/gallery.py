@@ -108,8 +108,12 @@ def table_of(result):
     yield f"`{result['command']}`, commit {result['commit']}, {result['date']}, torch {result['torch']}."
 
 
-def bold(text, condition):
-    return f"**{text}**" if condition else text
+def cell(row, winner, digits):
+    """Return a score as text: empty where there is none, bold where it equals the best of its line."""
+    if row is None:
+        return ""
+    wins = row["mean"] is not None and round(row["mean"], digits) == round(winner, digits)
+    return f"**{show(row, digits)}**" if wins else show(row, digits)
 
 
 def table_of_all(results):
@@ -123,7 +127,7 @@ def table_of_all(results):
             best = {"higher": max, "lower": min}[metric.split("; ")[1].split()[0]]
             chosen = [rows.get(method) for method in (instead, one_step, learned)]
             winner = best(row["mean"] for row in chosen if row and row["mean"] is not None)
-            cells = ["" if row is None else bold(show(row, result["digits"]), row["mean"] == winner) for row in chosen]
+            cells = [cell(row, winner, result["digits"]) for row in chosen]
             cells[0] += f"<br>{instead}"
             yield f"| [{title}]({name}.md) | {metric} | {' | '.join(cells)} |"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from typing import Any
@@ -90,6 +91,8 @@ def check_nest(
         if type(state.measured) is not type(measured):
             raise ValueError("Cannot load state: what its step sizes measured is missing.")
         check_like("measured", state.measured, measured)
+        if any(type(value) is int and value < 0 for value in (vars(state.measured) if state.measured else {}).values()):
+            raise ValueError("Cannot load state: a count of what its step sizes measured is negative.")
         update_of = {"lam": updates.outer, "omega": updates.inner, "adjoint": updates.adjoint}
         for f in fields(state):
             part = getattr(state, f.name)
@@ -160,6 +163,8 @@ def check_like(what: str, saved: Any, expected: Any) -> None:
         raise ValueError(
             f"Cannot load state: {what} is a {type(saved).__name__}, expected a {type(expected).__name__}."
         )
+    if numbers and abs(saved) > 2**63 and saved != expected:
+        raise ValueError(f"Cannot load state: {what} is {saved}.")
     if isinstance(expected, Tensor) and (saved.dtype, saved.shape) != (expected.dtype, expected.shape):
         raise ValueError(
             f"Cannot load state: {what} is {saved.dtype} of shape {tuple(saved.shape)}, expected {expected.dtype} of "
@@ -195,6 +200,9 @@ def _check_optimizer(name: str, saved: Mapping[str, Any], optimizer: torch.optim
             raise ValueError(f"Cannot load state: {name} has a group without {', '.join(sorted(missing))}.")
         common = saved_group.keys() & expected_group.keys()  # Schedulers add numbers of their own.
         check_like(name, {key: saved_group[key] for key in common}, {key: expected_group[key] for key in common})
+        if saved_group.get("params") != expected_group["params"]:
+            raise ValueError(f"Cannot load state: {name} has other parameters in a group.")
+        _check_group(name, saved_group, optimizer)
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     for place, entry in saved["state"].items():
         if not place.isdecimal() or int(place) >= len(parameters):
@@ -209,6 +217,18 @@ def _check_optimizer(name: str, saved: Mapping[str, Any], optimizer: torch.optim
             for key, t in entry.items():
                 if isinstance(t, Tensor) and not (t.is_floating_point() and _fits(t, p)):
                     raise ValueError(f"Cannot load state: {name} has another {key!r} of parameter {place}.")
+
+
+def _check_group(name: str, group: Mapping[str, Any], optimizer: torch.optim.Optimizer) -> None:
+    """Raise a ValueError unless torch's own optimiser accepts the settings of a group."""
+    if not type(optimizer).__module__.startswith("torch.optim."):
+        return
+    accepted = inspect.signature(type(optimizer)).parameters
+    settings = {key: group[key] for key in optimizer.defaults if key in accepted}
+    try:
+        type(optimizer)([torch.nn.Parameter(torch.zeros(1))], **settings)
+    except (ValueError, TypeError, RuntimeError) as error:
+        raise ValueError(f"Cannot load state: {name} has a setting that torch refuses ({error}).") from None
 
 
 def _fits(t: Tensor, p: Tensor) -> bool:
