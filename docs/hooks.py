@@ -72,7 +72,7 @@ def _notebook_of(page: str) -> str:
 
 def _to_mathml(match: re.Match[str]) -> str:
     tag, bracket, latex = match.groups()
-    latex = html.unescape(latex).strip().replace(r"\arg\min", r"\argmin")  # latex2mathml knows the second one
+    latex = html.unescape(latex).strip()
     formula = convert(latex, display="block" if bracket == "[" else "inline")
     if unknown := _UNKNOWN.search(formula):
         raise ValueError(f"latex2mathml cannot convert {unknown[1]!r} in the formula {latex!r}.")
