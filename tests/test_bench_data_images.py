@@ -120,6 +120,7 @@ def test_parties_share_network_and_schedule(digits_folder, monkeypatch):
 def test_command_prints_share_of_gap_that_is_closed(digits_folder, monkeypatch, capsys):
     """The line must hold what the target names: accuracies with given and true labels, and by the product."""
     command = ["images", "--set", "mnist", "--rows", "800", "--checked", "150", "--data-dir", str(digits_folder)]
+    command += ["--parties", "given,true,product"]
     monkeypatch.setattr(sys, "argv", command)
     images.main()
     line = json.loads(capsys.readouterr().out)
