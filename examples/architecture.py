@@ -69,7 +69,7 @@ def outer_loss(model, logits, batch):
     return cross_entropy(model(batch[0], logits), batch[1])
 
 
-def search(train, valid, steps=300, algorithm="soba"):
+def search(train, valid, steps=200, algorithm="soba"):
     """Return the logits: a row for each layer, a column for each operation."""
     model, logits = Network([OPERATIONS] * LAYERS), nn.Parameter(torch.zeros(LAYERS, len(OPERATIONS)))
     bilevel = fsla.BilevelOptimizer(
@@ -88,6 +88,6 @@ def search(train, valid, steps=300, algorithm="soba"):
 if __name__ == "__main__":
     torch.manual_seed(0)
     train, valid, _ = load(seed=0)
-    logits = search(train, valid, 20 if "--small" in sys.argv else 300)
+    logits = search(train, valid, 20 if "--small" in sys.argv else 200)
     for row in logits:
         print({name: round(share, 3) for name, share in zip(OPERATIONS, row.softmax(0).tolist(), strict=True)})

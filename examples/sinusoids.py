@@ -1,7 +1,7 @@
 """Features for many tasks: meta-learning with a linear head for each task.
 
 A task is a sinusoid with ten points to fit and ten to be judged by. A network makes features of x (outer variable). A
-linear head for each of 200 tasks (inner variable) fits the first ten points. Each step draws 25 of the tasks.
+linear head for each of 200 tasks (inner variable) fits the first ten points. Each step draws 100 of the tasks.
 
 python examples/sinusoids.py
 """
@@ -49,7 +49,7 @@ def outer_loss(heads, features, batch):
     return errors(heads, features, batch).mean()
 
 
-def learn_features(tasks, steps=1000, algorithm="soba"):
+def learn_features(tasks, steps=1000, algorithm="soba", drawn=100):
     x, y = tasks
     features = Features()
     heads = nn.ParameterDict({"w": torch.zeros(len(x), features.size, 1)})
@@ -63,7 +63,7 @@ def learn_features(tasks, steps=1000, algorithm="soba"):
         outer_optimizer=adam,
     )
     for _ in range(steps):
-        task = torch.randperm(len(x))[:25]
+        task = torch.randperm(len(x))[:drawn]
         bilevel.step((x[task, :10], y[task, :10], task), (x[task, 10:], y[task, 10:], task))
     return features
 

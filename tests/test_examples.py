@@ -136,6 +136,7 @@ def test_example_runs_and_is_short(name, tmp_path):
     CHECKS[name](run(EXAMPLES / f"{name}.py", tmp_path, "--small").splitlines())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_comparison_runs(name, tmp_path):
     """Each method that the results name still runs, and the picture is drawn."""

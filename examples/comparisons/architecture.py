@@ -7,7 +7,7 @@ from architecture import LAYERS, OPERATIONS, Network, draw_batch, inner_loss, lo
 from torch.nn.functional import cross_entropy
 
 METRIC, BETTER, DIGITS = "test accuracy of the network trained anew, %", "higher", 1
-STEPS, SMALL, SIZE = 300, 15, (7.5, 3)
+STEPS, SMALL, SIZE = 200, 15, (7.5, 3)
 SINGLE = torch.zeros(LAYERS, 1)
 SUMMARY = [
     (
