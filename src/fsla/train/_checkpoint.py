@@ -111,6 +111,18 @@ def file_errors() -> Iterator[None]:
         raise CheckpointError(str(error)) from None
 
 
+@contextmanager
+def disk_errors(folder: Path) -> Iterator[None]:
+    """Turn a failure of the disk into a CheckpointError."""
+    try:
+        yield
+    except OSError as error:
+        raise CheckpointError(
+            f"Cannot write to {folder}: {error.strerror or error}. Earlier records and checkpoints are intact. Make "
+            "room or choose another place, and start the run again to resume."
+        ) from error
+
+
 def unreadable(path: Path, why: str) -> CheckpointError:
     """Return the refusal of a checkpoint."""
     return CheckpointError(str(container.unreadable(path, why)))

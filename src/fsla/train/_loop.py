@@ -23,7 +23,7 @@ from fsla._storage._files import check_regular, ensure_folder, remove_orphans
 from fsla._storage._json_values import among, either, number, record, text
 from fsla._storage._locks import locked
 from fsla.distributed import ProcessGroup
-from fsla.train._checkpoint import CheckpointError, file_errors
+from fsla.train._checkpoint import CheckpointError, disk_errors, file_errors
 from fsla.train._loader_state import RandomState
 from fsla.train._manager import CheckpointManager, OtherRunError, Resume
 from fsla.train._process import Signals, leave
@@ -273,7 +273,8 @@ class _Loop:
 
     def _open_journal(self, folder: Path) -> None:
         step, count, digest = self.progress.step, self.progress.records, self.progress.digest
-        self.journal = Journal(folder, count=count, digest=digest, step=step, board=self._settings.tensorboard)
+        with disk_errors(folder):
+            self.journal = Journal(folder, count=count, digest=digest, step=step, board=self._settings.tensorboard)
 
     def run(self) -> StopReason:
         settings, progress, group = self._settings, self.progress, self._stepper.group
@@ -384,10 +385,13 @@ class _Loop:
         """Save the run, unless that was done at this step."""
         if self.manager is None or self._saved_step == self.progress.step:
             return
-        self.journal.flush()
+        folder = Path(self._settings.output_dir or ".")
+        with disk_errors(folder):
+            self.journal.flush()
         self.progress.digest = self.journal.digest
         parts = {"progress": dict(vars(self.progress)), **self._stepper.state_dict()}
-        self.saved_at = self.manager.save(self.progress.step, parts)
+        with disk_errors(folder):
+            self.saved_at = self.manager.save(self.progress.step, parts)
         self._saved_step = self.progress.step
         self._clock = monotonic()
 
