@@ -40,8 +40,8 @@ from fsla_reproduction.problems.transformer import (
 
 SOURCES = 10
 WARM_UP = 8
-STEPS = {"eager": 100, "compile": 100, "graph": 1000}
-"""Steps that are timed: of captured ones, which are compared with the step itself now and then, as many as show it."""
+STEPS = {"transformer": {"eager": 100, "graph": 100, "compile": 100}, "cnn": {"eager": 200, "graph": 2000}}
+"""Steps that are timed. Captured ones are compared with the step itself at first, which many short ones outweigh."""
 IMAGES = 5_000
 Batch = tuple[Tensor, Tensor, Tensor]
 """Inputs, targets and the source of each sample."""
@@ -272,6 +272,7 @@ TRANSFORMER_RUNS = [
     for outer_every in (1, 8)
     for name in ("step", "step, no rollback", "backward")
 ]
+CAPTURED_TRANSFORMER_RUNS = [Run("step", outer_every, engine="graph") for outer_every in (1, 8)]
 _RATES = constant(0.05, 0.01, 0.01)
 _METHODS: dict[str, Algorithm[Any]] = {
     "soba": algorithms.soba(_RATES),
@@ -326,26 +327,26 @@ def measure_training(
         _collect(device)
 
     peaks: dict[str, float | None] = {}
-    for mode in ("eager", "compile") if "transformer" in only else ():
-        if mode == "compile" and not compile_too:
-            continue
+    modes = ["eager", *(["graph"] if on_gpu else []), *(["compile"] if compile_too else [])]
+    for mode in modes if "transformer" in only else ():
         size, sequences = (TransformerSize(vocabulary=16384, tied=True), 16) if on_gpu else (TINY, 4)
         text = TransformerTask(device, size, sequences)
-        make = text.model if mode == "eager" else partial(compiled, text.model)
-        reference = text.plain(make())
+        make = partial(compiled, text.model) if mode == "compile" else text.model
+        plain_step = text.plain_captured if mode == "graph" else text.plain
+        reference = plain_step(make())
         _repeat(reference, WARM_UP)
-        peaks[mode] = _peak(device, lambda: _repeat(text.plain(make()), WARM_UP))  # noqa: B023
-        for run in TRANSFORMER_RUNS:
+        peaks[mode] = _peak(device, lambda: _repeat(plain_step(make()), WARM_UP))  # noqa: B023
+        for run in CAPTURED_TRANSFORMER_RUNS if mode == "graph" else TRANSFORMER_RUNS:
             measure("transformer", text, make, run, mode, reference)
     peaks.clear()
     if "cnn" in only:
         images = CNNTask(device)
-        plain = {"eager": images.plain(images.model())}
+        references = {"eager": images.plain(images.model())}
         if on_gpu:
-            plain["graph"] = images.plain_captured(images.model())
+            references["graph"] = images.plain_captured(images.model())
         for run in CNN_RUNS:
-            if run.engine in plain:
-                measure("cnn", images, images.model, run, run.engine, plain[run.engine])
+            if run.engine in references:
+                measure("cnn", images, images.model, run, run.engine, references[run.engine])
     return costs, notes
 
 
@@ -359,7 +360,7 @@ def _measured(
     plain_peak: float | None,
 ) -> Cost:
     device = task.device
-    steps = STEPS[engine]
+    steps = STEPS[problem][engine]
     current: dict[str, Any] = {}
 
     def begin() -> None:
@@ -381,7 +382,7 @@ def _measured(
     taken.append(_seconds(device, lambda: _repeat(current["step"], steps)))
     beside.append(_seconds(device, lambda: _repeat(reference, steps // 2)))
     launches = None
-    if device.type == "cuda" and problem == "transformer":
+    if device.type == "cuda" and problem == "transformer" and engine != "graph":
         while not _is_bare(current["bilevel"]):
             current["step"]()
         passes = _three_passes(task, current["bilevel"])

@@ -28,6 +28,10 @@ from fsla.problems._batches import Batch, StepBatches
 from fsla.problems._wrappers import CountedProblem
 from fsla.steps._schedules import Rates, Scheduled
 
+_COMPILER: dict[str, Any] = dict.fromkeys(
+    ("pattern_matcher", "reorder_for_locality", "inplace_buffers", "allow_buffer_reuse"), False
+)
+"""What the compiler is not to do: with any of these, some steps come out wrong under torch 2.11 and 2.13."""
 OFTEN = 512
 """One in so many replays is compared in the long run: the step itself takes as long as some ten replays, so that this
 costs two or three percent. Before that the 1st, 2nd, 4th, 8th, … one is compared: an error may need some steps to show.
@@ -343,8 +347,7 @@ class CudaGraph:
         trace.recompile()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # What PyTorch says of its own parts when the compiler is first imported.
-            # The compiler may write into a buffer that a later `cat` of the trace still reads (torch 2.11, 2.13).
-            program = torch.compile(trace, options={"inplace_buffers": False, "allow_buffer_reuse": False})
+            program = torch.compile(trace, options=_COMPILER)
 
         def step(batches: StepBatches) -> list[Tensor]:
             write_tensors(places, _tensors(batches))
