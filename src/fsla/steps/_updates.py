@@ -27,11 +27,12 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
-from fsla._checks import positive
+from fsla._checks import function, instance, number, positive
 from fsla._state_tree import saved
 from fsla._tree import Leaves, Scalar, Tree, axpy, copy_, dense, each, norm, scalar, scale, zeros_like
 
 Projection = Callable[[Tree], Tree]
+_AN_UPDATE = "an update, such as fsla.steps.Momentum()"
 Memory = Mapping[str, Tree]
 """What an update remembers, as named trees."""
 
@@ -291,6 +292,12 @@ class ScaleFree(Update):
     second: float = 0.01
     floor: float = 1e-3
 
+    def __post_init__(self) -> None:
+        positive(self.scale, "scale", "ScaleFree")
+        positive(self.fall, "fall", "ScaleFree")
+        for name in ("average", "second", "floor"):
+            number(getattr(self, name), name, "ScaleFree", low=0.0, high=1.0)
+
     def init(self, x: Tree) -> Variable:
         return Variable(x, {"mean": zeros_like(x), "square": zeros_like(x), "count": {"moves": scalar(0.0, x)}})
 
@@ -408,6 +415,10 @@ class Proximal(WrappedUpdate):
     prox: Callable[[Tree, Scalar], Tree]
     update: Update = field(default_factory=GradientDescent)
 
+    def __post_init__(self) -> None:
+        function(self.prox, "prox", "Proximal")
+        instance(self.update, Update, "update", "Proximal", _AN_UPDATE)
+
     def __call__(self, x: Variable, g: Leaves, lr: Scalar) -> Variable:
         x = self.update(x, g, lr)
         return self._at(x, self.prox(x.value, lr))
@@ -428,6 +439,10 @@ class Projected(WrappedUpdate):
 
     onto: Projection
     update: Update = field(default_factory=GradientDescent)
+
+    def __post_init__(self) -> None:
+        function(self.onto, "onto", "Projected")
+        instance(self.update, Update, "update", "Projected", _AN_UPDATE)
 
     def init(self, x: Tree) -> Variable:
         return self._project(self.update.init(x))
@@ -457,6 +472,10 @@ class Clipped(WrappedUpdate):
 
     max_norm: float
     update: Update = field(default_factory=GradientDescent)
+
+    def __post_init__(self) -> None:
+        positive(self.max_norm, "max_norm", "Clipped")
+        instance(self.update, Update, "update", "Clipped", _AN_UPDATE)
 
     def __call__(self, x: Variable, g: Leaves, lr: Scalar) -> Variable:
         return self.update(x, scale(self.max_norm / norm(g).clamp(min=self.max_norm), g), lr)

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from fsla._checks import pick, positive, whole_number
+from fsla._checks import number, pick, positive, whole_number
 from fsla._state_tree import describe, evolve, flatten, map_tensors, unflatten
 from fsla._storage._json_values import differences
 from fsla._tree import Tree, clone, copy_, norm
@@ -465,6 +465,8 @@ class BilevelOptimizer(ProblemAtPoint):
         self, inner: Any, outer: Any, independent: tuple[Any, Any] | None, seed: int | None, *, owned: bool
     ) -> StepBatches:
         """The batches of a step. Without a seed the inner batch draws from torch's own stream."""
+        if seed is not None:
+            whole_number(seed, "seed", type(self).__name__, least=-(2**63))
         outer = self._drawn(outer, owned)
         base = self._own_seed() if seed is None else seed
         inner_batch = Batch(inner, None if seed is None else mix_seed(base, 0, 0))
@@ -742,6 +744,7 @@ class FSLA(BilevelOptimizer):
         adjoint_at: Literal["old_params", "new_params"] = "old_params",
         **options: Any,
     ) -> None:
+        number(new_grad_weight, "new_grad_weight", "FSLA", low=0.0, high=1.0)
         algorithm = fsla_algorithm(Automatic(new_grad_weight=new_grad_weight), momentum=momentum, adjoint_at=adjoint_at)
         super().__init__(model, outer, algorithm=algorithm, **_without_algorithm("FSLA", options))
 
@@ -786,6 +789,7 @@ class MASOBA(BilevelOptimizer):
     """
 
     def __init__(self, model: nn.Module, outer: OuterModules, *, new_grad_weight: float = 0.1, **options: Any) -> None:
+        number(new_grad_weight, "new_grad_weight", "MASOBA", low=0.0, high=1.0)
         algorithm = ma_soba(Automatic(new_grad_weight=new_grad_weight))
         super().__init__(model, outer, algorithm=algorithm, **_without_algorithm("MASOBA", options))
 
