@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Generic, NamedTuple, TypeVar
 
@@ -44,6 +45,18 @@ class Rates(NamedTuple):
     new_grad_weight: Scalar
 
 
+class Push(NamedTuple):
+    """How λ acts on ω at a point.
+
+    Args:
+        omega: ω at the point.
+        gradient: ∂_ω G where λ has moved by so much along its direction, of root mean square 1.
+    """
+
+    omega: Tree
+    gradient: Callable[[float], Tree]
+
+
 class StepSizes(ABC, Generic[P]):
     """Base class of step sizes: from k alone, or from a state that the run measures.
 
@@ -63,20 +76,31 @@ class StepSizes(ABC, Generic[P]):
     def rates(self, k: int, state: P) -> Rates:
         """Return the sizes of step k = 0, 1, …"""
 
+    def spaced(self, outer_every: int) -> StepSizes[P]:
+        """Return the step sizes of a run in which λ and v move at one step in each block of `outer_every`."""
+        return self
+
     def outer_update(self) -> Update:
         """Return the update of λ whose size `rates` speaks of."""
         return GradientDescent()
 
-    def residual(self, v: Tree, hv: Tree, b: Tree, state: P) -> tuple[Tree, P]:
-        """Return the direction of v, H v - ∂_ω F, as the policy wants it, and what was learnt from it."""
+    def residual(self, v: Tree, hv: Tree, b: Tree, state: P, view: View) -> tuple[Tree, P]:
+        """Return the direction of v, H v - ∂_ω F, as the policy wants it, and what it and ∂_ω G tell."""
         return sub(hv, b), state
 
     def products_due(self, k: int, state: P) -> int:
         """Return how many products the policy measures before step k. Never asks the device."""
         return 0
 
-    def measure(self, view: View, products: int, state: P) -> P:
-        """Return the state after so many products of H at the point where the step begins."""
+    def measure(self, view: View, products: int, state: P, push: Push | None = None) -> P:
+        """Return the state after so many products of H at the point where the step begins.
+
+        Args:
+            view: G at the point.
+            products: how many.
+            state: the state before.
+            push: how λ acts on ω along its direction, where it has one.
+        """
         return state
 
 

@@ -34,7 +34,15 @@ from fsla.problems._wrappers import DampedProblem, RidgeProblem
 from fsla.steps._automatic import Automatic
 from fsla.steps._projections import Ball
 from fsla.steps._schedules import Scaled, Scheduled
-from fsla.steps._updates import Clipped, LeaveInGrad, Projection, Shortened, Variable, projected
+from fsla.steps._updates import (
+    Clipped,
+    LeaveInGrad,
+    Projection,
+    Shortened,
+    Variable,
+    projected,
+    with_innermost,
+)
 from fsla.train._captured import Recorder
 from fsla.train._cost import describe_cost, toy_step
 from fsla.train._guard import Guard, StepInfo
@@ -71,7 +79,8 @@ class BilevelOptimizer(ProblemAtPoint):
         inner_optimizer: torch optimiser of ω, or a function of parameters that makes one, such as
             ``functools.partial(torch.optim.SGD, lr=0.1)``. Without one ω moves by the algorithm's step sizes.
         adjoint_optimizer: function that makes the optimiser of v, whose tensors the class creates.
-        outer_optimizer: torch optimiser of λ, or a function that makes one.
+        outer_optimizer: torch optimiser of λ, or a function that makes one. While v moves by automatic steps, λ takes
+            the share `outer_step_scale` of each step: little until v and ω have converged.
         outer_every: λ and v move at one step in each block of this length. The other steps are plain training.
         projection: set that λ stays in, such as ``fsla.steps.Box(0, 1)``.
         hvp_method: "autograd" (exact), "finite_difference" (of first-order gradients), or "auto": exact if the model is
@@ -216,13 +225,17 @@ class BilevelOptimizer(ProblemAtPoint):
                 inner=self.inner_optimizer is None and self._owns_losses,
                 adjoint=self.adjoint_optimizer is None,
                 outer=self.outer_optimizer is None,
+                wait=sizes.wait and (self.outer_optimizer is None or self.adjoint_optimizer is None),
             )
+        outer = in_place(updates.outer, self.outer_optimizer, problem.lam)
+        if self.outer_optimizer is not None and isinstance(sizes, Automatic) and sizes.wait:
+            outer = with_innermost(outer, Shortened)
         return replace(
             algorithm,
             step_sizes=sizes,
             inner_update=inner if clip is None else Clipped(clip, inner),
             adjoint_update=projected(adjoint, None if max_adjoint_norm is None else Ball(max_adjoint_norm)),
-            outer_update=in_place(updates.outer, self.outer_optimizer, problem.lam),
+            outer_update=outer,
             projection=None,  # It is in `outer_update` already.
         )
 
@@ -511,7 +524,7 @@ class BilevelOptimizer(ProblemAtPoint):
         curvature = scale = None
         if state is not None and state.measured is not None and isinstance(sizes, Automatic):
             curvature = state.measured.curvature if sizes.measures else None
-            scale = sizes.outer_scale(state.measured) if sizes.outer else None
+            scale = sizes.outer_scale(state.measured) if sizes.outer or sizes.wait else None
         return StepInfo(
             self.step_count,
             *losses,
