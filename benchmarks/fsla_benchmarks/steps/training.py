@@ -40,7 +40,8 @@ from fsla_reproduction.problems.transformer import (
 
 SOURCES = 10
 WARM_UP = 8
-STEPS = 100
+STEPS = {"eager": 100, "compile": 100, "graph": 1000}
+"""Steps that are timed: of captured ones, which are compared with the step itself now and then, as many as show it."""
 IMAGES = 5_000
 Batch = tuple[Tensor, Tensor, Tensor]
 """Inputs, targets and the source of each sample."""
@@ -63,7 +64,7 @@ class Cost:
         problem, run, engine: which run it is.
         outer_every: λ moves at one step in so many; None for plain training.
         first_s: seconds of the first step.
-        ms: milliseconds of a step, the mean of STEPS after WARM_UP.
+        ms: milliseconds of a step, the mean of STEPS of the engine after WARM_UP.
         ratio: the same in plain steps of the same engine, timed before and after.
         peak_ratio: the most memory that the run takes, in that of plain training; None on a CPU.
         launches: kernel launches of a step on which λ moves, beyond those of its three passes; None on a CPU.
@@ -358,6 +359,7 @@ def _measured(
     plain_peak: float | None,
 ) -> Cost:
     device = task.device
+    steps = STEPS[engine]
     current: dict[str, Any] = {}
 
     def begin() -> None:
@@ -375,9 +377,9 @@ def _measured(
         _repeat(current["step"], WARM_UP - 1)
 
     peak = _peak(device, warm_up)
-    beside.append(_seconds(device, lambda: _repeat(reference, STEPS // 2)))
-    taken.append(_seconds(device, lambda: _repeat(current["step"], STEPS)))
-    beside.append(_seconds(device, lambda: _repeat(reference, STEPS // 2)))
+    beside.append(_seconds(device, lambda: _repeat(reference, steps // 2)))
+    taken.append(_seconds(device, lambda: _repeat(current["step"], steps)))
+    beside.append(_seconds(device, lambda: _repeat(reference, steps // 2)))
     launches = None
     if device.type == "cuda" and problem == "transformer":
         while not _is_bare(current["bilevel"]):
@@ -385,7 +387,7 @@ def _measured(
         passes = _three_passes(task, current["bilevel"])
         passes()
         launches = _launches(current["step"]) - _launches(passes)
-    ms = 1e3 * taken[0] / STEPS
+    ms = 1e3 * taken[0] / steps
     ratio = taken[0] / sum(beside)
     peak_ratio = None if peak is None or plain_peak is None else peak / plain_peak
     return Cost(problem, run.name, engine, run.outer_every, current["first_s"], ms, ratio, peak_ratio, launches)
@@ -417,7 +419,7 @@ def _three_passes(task: Task, bilevel: BilevelOptimizer) -> Step:
 
 def _launches(step: Step) -> int:
     torch.cuda.synchronize()
-    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as seen:
+    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA], acc_events=True) as seen:
         step()
         torch.cuda.synchronize()
     return sum(event.name in _LAUNCHES for event in seen.events())
