@@ -150,6 +150,7 @@ class Automatic(StepSizes[Measured]):
     def __post_init__(self) -> None:
         positive(self.width, "width", "Automatic")
         whole_number(self.block, "block", "Automatic")
+        whole_number(self.outer_every, "outer_every", "Automatic")
         number(self.new_grad_weight, "new_grad_weight", "Automatic")
         if not 0 < self.new_grad_weight <= 1:
             raise ValueError(f"The 'new_grad_weight' must lie in (0, 1]. Got {self.new_grad_weight} instead.")

@@ -423,7 +423,7 @@ class WrappedUpdate(Update):
 
 
 @dataclass(frozen=True)
-class Shortened(WrappedUpdate):
+class ScaledUpdate(WrappedUpdate):
     """Another update with its step size times a factor."""
 
     factor: float

@@ -38,6 +38,7 @@ from fsla.steps._updates import (
     Clipped,
     LeaveInGrad,
     Projection,
+    ScaledUpdate,
     Shortened,
     Variable,
     projected,
@@ -469,7 +470,7 @@ class BilevelOptimizer(ProblemAtPoint):
         algorithm, guard = self.algorithm, self._guard
         sizes = algorithm.step_sizes
         if guard.outer_step_scale < 1.0 and self.outer_optimizer is None:
-            algorithm = replace(algorithm, outer_update=Shortened(guard.outer_step_scale, algorithm.updates.outer))
+            algorithm = replace(algorithm, outer_update=ScaledUpdate(guard.outer_step_scale, algorithm.updates.outer))
         if guard.step_scale < 1.0 and isinstance(sizes, Scheduled):
             algorithm = replace(algorithm, step_sizes=Scaled(sizes, guard.step_scale))
         return algorithm
