@@ -99,7 +99,7 @@ def test_guard_accepts_critic_growing_from_zero():
     [
         ({"inner_optimizer": partial(SGD, lr=3.0)}, "inner loss and outer loss"),
         ({"adjoint_optimizer": partial(SGD, lr=3.0)}, "v and hypergradient"),
-        ({"outer_optimizer": partial(SGD, lr=1e3)}, "hypergradient"),
+        ({"outer_optimizer": partial(SGD, lr=1e3)}, "inner loss and outer loss"),
     ],
     ids=["inner", "adjoint", "outer"],
 )

@@ -107,6 +107,8 @@ def run_trial(trial: Trial) -> Result:
 
 def is_worded(error: BaseException) -> bool:
     """Return whether a `raise` in fsla's source wrote this error, with a text."""
+    if type(error).__name__ == "NotFittedError":  # What every estimator of scikit-learn raises before `fit`.
+        return True
     frames = traceback.extract_tb(error.__traceback__)
     last = frames[-1]
     if not last.filename.startswith(SOURCE) or not str(error).strip() or isinstance(error, AssertionError):

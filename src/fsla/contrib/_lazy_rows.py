@@ -17,6 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from fsla import _tree as tree
+from fsla._checks import instance
 from fsla._tree import Tree
 from fsla.algorithms._base import Algorithm, State
 from fsla.algorithms._orders import Alternating, Simultaneous
@@ -126,6 +127,9 @@ class LazyRowOptimizer(Generic[S]):
         index_range: IndexRange | None = None,
         wrap_problem: Callable[[WeightedLossProblem], Oracles] | None = None,
     ) -> None:
+        instance(algorithm, Algorithm, "algorithm", "LazyRowOptimizer", "an algorithm, such as fsla.algorithms.soba()")
+        if index_range is not None:
+            instance(index_range, IndexRange, "index_range", "LazyRowOptimizer", "a fsla.distributed.IndexRange")
         self._rule = Rule.of(algorithm)
         _check_problem(problem)
         assert problem.row_index is not None

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from fsla._checks import whole_number
+from fsla._checks import function, instance, whole_number
 from fsla._state_tree import saved
 from fsla._tree import Tree
 from fsla.distributed._group import parts
@@ -40,6 +40,15 @@ class IndexRange:
     num_samples: int
     rank: int = 0
     world_size: int = 1
+
+    def __post_init__(self) -> None:
+        whole_number(self.num_samples, "num_samples", "IndexRange", least=0)
+        whole_number(self.rank, "rank", "IndexRange", least=0)
+        whole_number(self.world_size, "world_size", "IndexRange")
+        if self.rank >= self.world_size:
+            raise ValueError(
+                f"The 'rank' of IndexRange must be below its 'world_size', {self.world_size}. Got {self.rank} instead."
+            )
 
     @classmethod
     def for_this_rank(cls, num_samples: int, group: dist.ProcessGroup | None = None) -> IndexRange:
@@ -108,6 +117,8 @@ class ShardedSampler:
         *,
         collate_fn: Callable[[Tensor], Any] | None = None,
     ) -> None:
+        instance(index_range, IndexRange, "index_range", "ShardedSampler", "a fsla.distributed.IndexRange")
+        function(collate_fn, "collate_fn", "ShardedSampler", optional=True)
         whole_number(batch_size, "batch_size", "ShardedSampler")
         whole_number(seed, "seed", "ShardedSampler", least=0)
         if not len(index_range):

@@ -49,7 +49,7 @@ class StepInfo(NamedTuple):
         hypergradient_norm: ‖d‖.
         adjoint_norm: ‖v‖.
         hessian_norm: L, a running estimate of the largest eigenvalue of H; None if it is not measured.
-        outer_step_scale: ψ in [0, 1], the multiplier of λ's step; None if `outer_optimizer` was passed.
+        outer_step_scale: ψ in [0, 1], the multiplier of λ's step; None where λ does not wait.
 
     Examples:
         >>> info = bilevel.step(train, trusted)
@@ -66,7 +66,7 @@ class StepInfo(NamedTuple):
     hessian_norm: Tensor | None
     """L, a running estimate of the largest eigenvalue of H, where it is measured."""
     outer_step_scale: Tensor | None
-    """ψ in [0, 1], the multiplier of λ's step; None where its optimiser is the user's."""
+    """ψ in [0, 1], the multiplier of λ's step; None where λ does not wait."""
 
 
 class DivergenceError(RuntimeError):
