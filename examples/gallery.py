@@ -21,6 +21,8 @@ import numpy as np
 import torch
 from matplotlib.figure import Figure
 
+import fsla
+
 ROOT = Path(__file__).resolve().parents[1]
 NAMES = [
     "poison", "tolls", "distill", "penalties", "denoise", "critic", "sinusoids", "architecture", "equilibrium",
@@ -39,7 +41,7 @@ def measure(name, method, seeds):
                 warnings.simplefilter("always")
                 values.append(float(method(seed)))
             notes += sorted({f"seed {seed}: {w.category.__name__}" for w in caught if "fsla" in str(w.category)})
-        except RuntimeError as error:  # a run that diverges is a result, too
+        except fsla.DivergenceError as error:  # a run that diverges is a result, too
             values.append(float("nan"))
             notes.append(f"seed {seed}: {type(error).__name__}")
     seconds = (time.process_time() - begin) / seeds

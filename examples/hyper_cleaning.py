@@ -72,6 +72,6 @@ def clean(data, valid, steps=1000, algorithm="soba"):
 if __name__ == "__main__":
     torch.manual_seed(0)
     data, wrong, valid, (x, y) = load(seed=0)
-    model, weights = clean(data, valid, 200 if "--small" in sys.argv else 1000)
+    model, weights = clean(data, valid, 100 if "--small" in sys.argv else 1000)
     print(f"mean weight of wrong labels {weights[wrong].mean():.2f}, of right ones {weights[~wrong].mean():.2f}")
     print(f"test accuracy: {(model(x).argmax(1) == y).float().mean():.3f}")

@@ -1,6 +1,6 @@
 """Learnt weights of images beside no cleaning, the clean images alone, dropping large losses, and an oracle."""
 
-from functools import partial
+from functools import cache, partial
 
 import torch
 from hyper_cleaning import clean, draw_batch, load, make_model
@@ -46,28 +46,32 @@ def plain(part, steps, seed):
 def small_losses(steps, seed):
     """Train on the clean images, keep training images whose label that network believes, train on both."""
     data, _, valid, test = load(seed)
-    with torch.no_grad():
-        belief = train_plainly(valid, steps)(data[0]).softmax(1).gather(1, data[1][:, None])[:, 0]
+    belief = train_plainly(valid, steps)(data[0]).softmax(1).gather(1, data[1][:, None])[:, 0]
     chosen = [torch.cat([t[belief > 0.5], v]) for t, v in zip(data, valid, strict=False)]
     return accuracy(train_plainly(chosen, steps), test)
 
 
+@cache
+def cleaned(algorithm, steps, seed):
+    """The network and the weights; several rows judge one run."""
+    data, _, valid, _ = load(seed)
+    return clean(data, valid, steps, algorithm)
+
+
 def learned(algorithm, steps, seed):
-    data, _, valid, test = load(seed)
-    return accuracy(clean(data, valid, steps, algorithm)[0], test)
+    return accuracy(cleaned(algorithm, steps, seed)[0], load(seed)[3])
 
 
 def retrained(steps, seed):
     """Train anew on the images with a weight above 1/2 and the clean ones."""
     data, _, valid, test = load(seed)
-    _, weights = clean(data, valid, steps)
+    _, weights = cleaned("soba", steps, seed)
     chosen = [torch.cat([t[weights > 0.5], v]) for t, v in zip(data, valid, strict=False)]
     return accuracy(train_plainly(chosen, steps), test)
 
 
 def area(steps, seed):
-    data, wrong, valid, _ = load(seed)
-    return 100 * roc_auc_score(~wrong, clean(data, valid, steps)[1])
+    return 100 * roc_auc_score(~load(seed)[1], cleaned("soba", steps, seed)[1])
 
 
 def methods(steps):
@@ -86,8 +90,8 @@ def methods(steps):
 
 
 def draw(figure, steps):
-    data, wrong, valid, _ = load(0)
-    _, weights = clean(data, valid, steps)
+    _, wrong, _, _ = load(0)
+    _, weights = cleaned("soba", steps, 0)
     ax = figure.subplots()
     ax.hist([weights[~wrong], weights[wrong]], bins=25, range=(0, 1), label=["right labels", "wrong labels"])
     ax.set(xlabel="weight after training", ylabel="training images")

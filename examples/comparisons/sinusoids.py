@@ -96,12 +96,13 @@ def draw(figure, steps):
     tasks, (x, y) = tasks_of(0)
     start, end = learn_features(tasks, 0), learn_features(tasks, steps)
     line = torch.linspace(-5, 5, 200)[:, None]
-    for ax, i in zip(figure.subplots(1, 2, sharey=True), (0, 1), strict=True):
+    high = y.abs().amax((1, 2)).argsort(descending=True)[:2]
+    for ax, i in zip(figure.subplots(1, 2, sharey=True), high, strict=True):
         for label, features, style in (("random features", start, ":"), ("learnt features", end, "-")):
             h = features(x[i, :10]).detach()
             w = torch.linalg.solve(h.mT @ h / 10 + RIDGE * torch.eye(features.size), h.mT @ y[i, :10] / 10)
             ax.plot(line, (features(line) @ w).detach(), style, label=label)
         ax.plot(x[i, :10], y[i, :10], "ko", label="ten points of a new task")
         ax.plot(x[i, 10:], y[i, 10:], "kx", label="what is to be predicted")
-        ax.set(xlabel="x", ylim=(-6, 6))
+        ax.set(xlabel="x", ylim=(-6, 10))
     figure.axes[1].legend(fontsize=7)
