@@ -408,10 +408,11 @@ def choose_learners(
     chosen: Sequence[str | Learner | Any] | None, data: TrainingData, device: str = "auto"
 ) -> list[Learner]:
     """Return learners by their names; wrap estimators of scikit-learn and modules of torch. Default: by data."""
+    defaults = default_learners(data, device)
     networks = [network for network in (MLP(), ImageNetwork(device=device)) if network.supports(data)]
-    known: dict[str, Learner] = {learner.name: learner for learner in [*networks, *default_learners(data)]}
+    known: dict[str, Learner] = {learner.name: learner for learner in [*defaults, *networks]}
     learners: list[Learner] = []
-    for item in default_learners(data) if chosen is None else chosen:
+    for item in defaults if chosen is None else chosen:
         if isinstance(item, str):
             learners.append(pick(item, known, "learner"))
         elif isinstance(item, nn.Module):

@@ -14,6 +14,9 @@ from fsla.data._dataset import Array, Features, Task
 
 MIN_PROBABILITY = 1e-4
 """Probabilities are clipped here before their logarithm is taken."""
+_TEMPERATURES = np.exp(np.linspace(-1.2, 1.4, 27))
+_TEMPERATURE_SPREAD = 0.5
+"""Standard deviation of the prior of log T."""
 
 
 def softmax(scores: Array) -> Array:
@@ -25,6 +28,19 @@ def softmax(scores: Array) -> Array:
 def apply_temperature(probabilities: Array, temperature: float) -> Array:
     """Return probabilities proportional to p^(1/T), of clipped probabilities."""
     return softmax(np.log(np.clip(probabilities, MIN_PROBABILITY, 1)) / temperature)
+
+
+def find_temperature(predictions: Array, labels: Array) -> float:
+    """Return the temperature of the best log-posterior, with log T ~ N(0, 0.5^2)."""
+    scores = np.log(np.clip(predictions, MIN_PROBABILITY, 1))
+    rows, labels = np.arange(len(labels)), labels.astype(np.intp)
+    values = []
+    for temperature in _TEMPERATURES:
+        z = scores / temperature
+        z = z - z.max(1, keepdims=True)
+        loss = np.log(np.exp(z).sum(1)) - z[rows, labels]
+        values.append(loss.sum() + np.log(temperature) ** 2 / (2 * _TEMPERATURE_SPREAD**2))
+    return float(_TEMPERATURES[int(np.argmin(values))])
 
 
 @dataclass(frozen=True, eq=False)
