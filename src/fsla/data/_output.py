@@ -17,6 +17,7 @@ from fsla._storage._files import (
     ensure_folder,
     foreign,
     mend_folder,
+    naming,
     open_regular,
     publish_folder,
     some,
@@ -61,8 +62,9 @@ def claim_folder(out: Path) -> Iterator[None]:
         raise ValueError(f"Cannot write {out}: it is not a folder. Choose another --out.")
     ensure_folder(place.parent)
     with locked(place.with_name(f".{place.name}.lock"), out):
-        mend_folder(place, FILES)
-        others = foreign(place, _listed_files(place)) if place.is_dir() else []
+        with naming(place):
+            mend_folder(place, FILES)
+            others = foreign(place, _listed_files(place)) if place.is_dir() else []
         if others:
             raise ValueError(
                 f"Cannot use --out {out}: no summary.json of fsla lists {some(others)}. Move what you want to keep "
