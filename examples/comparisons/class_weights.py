@@ -13,7 +13,7 @@ SUMMARY = [
     (
         "A loss for rare classes",
         "balanced accuracy, %; higher is better",
-        "inverse frequencies",
+        "inverse frequencies, balanced images added",
         "without an adjoint (one_step)",
         "fsla (SOBA)",
     ),

@@ -12,7 +12,7 @@ SUMMARY = [
     (
         "A learnt regulariser",
         "PSNR, dB; higher is better",
-        "total variation, grid of 10",
+        "10 steps of descent unrolled",
         "without an adjoint (one_step)",
         "fsla (SOBA)",
     ),

@@ -12,7 +12,7 @@ SUMMARY = [
     (
         "Weights of sources",
         "test accuracy, %; higher is better",
-        "100 trusted images alone",
+        "best of 12 runs, one for each source",
         "without an adjoint (one_step)",
         "fsla (SOBA)",
     ),

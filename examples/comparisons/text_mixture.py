@@ -13,14 +13,14 @@ SUMMARY = [
     (
         "Text mixture: descriptions",
         "bits a byte; lower is better",
-        "descriptions: shares by size",
+        "descriptions: equal shares",
         "descriptions: one_step",
         "descriptions: fsla (SOBA)",
     ),
     (
         "Text mixture: distributions",
         "bits a byte; lower is better",
-        "distributions: shares by size",
+        "distributions: equal shares",
         "distributions: one_step",
         "distributions: fsla (SOBA)",
     ),

@@ -16,7 +16,7 @@ SUMMARY = [
     (
         "Tolls",
         "travel time above the optimum, %; lower is better",
-        "random search, as many gradients",
+        "marginal-cost tolls (theory)",
         "without an adjoint (one_step)",
         "fsla (SOBA)",
     ),
