@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from faults import api_misuse, files, kills, problems, states
+from faults import api_misuse, files, kills, problems, states, tables
 from faults.trials import Trial
 
 KINDS: dict[str, Callable[[int], Iterator[Trial]]] = {
@@ -12,9 +12,10 @@ KINDS: dict[str, Callable[[int], Iterator[Trial]]] = {
     "states": states.trials,
     "kills": kills.trials,
     "api_misuse": api_misuse.trials,
+    "tables": tables.trials,
     "problems": problems.trials,
 }
-SHARE = {"files": 20, "states": 10, "kills": 30, "api_misuse": 15, "problems": 30}
+SHARE = {"files": 20, "states": 10, "kills": 30, "api_misuse": 15, "tables": 12, "problems": 30}
 """The default suite runs every n-th trial of a kind, and all of them where it is told to; 0 stands for none."""
 
 
