@@ -482,9 +482,10 @@ def test_evaluation_uses_plain_loss(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, 1])
 @pytest.mark.parametrize("sample_by_weights", [False, True])
-def test_weights_part_good_from_bad_sources(seed, sample_by_weights, tmp_path):
-    """Within 400 training steps at outer_every=8, with an optimiser of the weights: bad under .3 of good."""
-    config = {"sample_by_weights": sample_by_weights, "outer_optimizer": partial(torch.optim.Adam, lr=0.15)}
+@pytest.mark.parametrize("outer_optimizer", [None, partial(torch.optim.Adam, lr=0.15)], ids=["automatic", "adam"])
+def test_weights_part_good_from_bad_sources(seed, sample_by_weights, outer_optimizer, tmp_path):
+    """Within 400 training steps at outer_every=8: bad under .3 of good."""
+    config = {"sample_by_weights": sample_by_weights, "outer_optimizer": outer_optimizer}
     trainer = make_trainer(
         tmp_path, model=tiny_gpt2(seed=seed), outer_every=8, config=config, max_steps=400, save_strategy="no",
         learning_rate=3e-3, logging_steps=100, seed=seed,

@@ -4,6 +4,7 @@ import copy
 import warnings
 from dataclasses import dataclass
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -482,22 +483,54 @@ def test_hessian_norm_estimates_largest_eigenvalue():
     assert 45 < float(measured.curvature) <= 50 * (1 + 1e-9)
 
 
-def test_outer_step_scale_rises_as_adjoint_converges():
+def test_outer_step_scale_rises_as_adjoint_and_model_converge():
+    """λ would else move along a direction that means nothing yet, or away from an ω that follows it too slowly."""
     g = torch.Generator().manual_seed(0)
     b = torch.ones(400, dtype=F64)
 
-    def run(residual, noise):
+    def run(residual, noise, decay=0.5):
         sizes = Automatic(inner=False, adjoint=False)
         measured = sizes.init({"x": b})
+        gradient = 1.0
         for _ in range(100):
             r = residual * b + noise * torch.randn(400, generator=g, dtype=F64)
             seen = b + noise * torch.randn(400, generator=g, dtype=F64)
-            _, measured = sizes.residual({"x": b}, {"x": seen - r}, {"x": seen}, measured)
+            view = SimpleNamespace(grad_omega={"x": gradient * b})
+            _, measured = sizes.residual({"x": b}, {"x": seen - r}, {"x": seen}, measured, view)
+            gradient *= decay
         return float(sizes.outer_scale(measured))
 
-    assert run(1.0, 0.0) == pytest.approx(1 / 101)
-    assert run(0.1, 0.0) == pytest.approx(0.5)
-    assert run(0.0, 1.0) > 0.9
+    assert run(1.0, 0.0) == pytest.approx(1 / 26, rel=1e-3)
+    assert run(0.2, 0.0) == pytest.approx(0.5, rel=1e-3)
+    assert run(0.0, 1.0) > 0.8
+    assert run(0.0, 0.0, decay=1.0) == pytest.approx(1 / 26)
+
+
+@pytest.mark.parametrize("outer_every", [4, 8])
+def test_automatic_steps_count_training_steps(outer_every):
+    """A run of 400 training steps would else wait for all of them at outer_every=8."""
+    b = {"x": torch.ones(3, dtype=F64)}
+    sizes = Automatic(inner=False, adjoint=False).spaced(outer_every)
+    measured = sizes.init(b)
+    due = 0
+    view = SimpleNamespace(grad_omega=tree.zeros_like(b))
+    while float(sizes.outer_scale(measured)) < 0.5:
+        _, measured = sizes.residual(b, b, b, measured, view)
+        due += 1
+    assert 20 <= due * outer_every < 20 + 2 * outer_every
+
+
+def test_spaced_update_forgets_as_several_steps():
+    """The memories of λ's step then reach as far back in training at every outer_every."""
+    one, four = ScaleFree(), ScaleFree().spaced(4)
+    x, g = {"x": torch.ones(2, dtype=F64)}, {"x": torch.tensor([1.0, 3.0], dtype=F64)}
+    after = one(one.init(x), tree.scale(0.0, g), 1.0)
+    for _ in range(4):
+        after = one(after, g, 1.0)
+    spaced = four(four(four.init(x), tree.scale(0.0, g), 1.0), g, 1.0)
+    for name in ("mean", "square"):
+        torch.testing.assert_close(spaced.memory[name], after.memory[name])
+    assert one.spaced(1) == one
 
 
 def test_scale_free_adam_ignores_gradient_scale():

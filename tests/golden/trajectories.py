@@ -5,7 +5,7 @@ records these anew and leaves all else as it is. The losses use torch alone, so 
 library asks for derivatives. `test_golden.py` compares a fresh run with it.
 
 Two kinds of runs are younger than the others: those of `one_step`, and those on a module with automatic steps, in which
-L is measured more rarely the longer its measurements agree.
+λ's unit follows from the force that it exerts on ω.
 """
 
 from __future__ import annotations

@@ -18,16 +18,16 @@ from typing import Any, Generic, Self, TypeVar
 
 import torch
 
-from fsla._checks import whole_number
+from fsla._checks import function, instance, whole_number
 from fsla._state_tree import evolve, map_tensors, saved, tensors_of
-from fsla._tree import Tree, zeros_like
+from fsla._tree import Tree, axpy, zeros_like
 from fsla.problems._batches import BatchSpec, StepBatches, mix_seed
 from fsla.problems._views import Oracles, Point, validate_start
 from fsla.problems._wrappers import FiniteDifferenceProblem
 from fsla.steps._automatic import Automatic, Measured
 from fsla.steps._context import StepContext, descend
 from fsla.steps._momentum import Position
-from fsla.steps._schedules import Rates, StepSizes
+from fsla.steps._schedules import Push, Rates, StepSizes
 from fsla.steps._updates import GradientDescent, Projection, Update, Updates, Variable, projected
 
 
@@ -123,7 +123,13 @@ class Algorithm(ABC, Generic[S]):
                 "step_sizes must be step sizes, such as fsla.steps.constant(outer_lr, inner_lr, adjoint_lr). "
                 f"Got {type(self.step_sizes).__name__} instead."
             )
-        whole_number(self.outer_every, "outer_every", type(self).__name__)
+        owner = type(self).__name__
+        whole_number(self.outer_every, "outer_every", owner)
+        function(self.projection, "projection", owner, optional=True)
+        for name in ("inner_update", "adjoint_update", "outer_update"):
+            if name != "outer_update" or self.outer_update is not None:
+                instance(getattr(self, name), Update, name, owner, "an update, such as fsla.steps.Momentum()")
+        object.__setattr__(self, "step_sizes", self.step_sizes.spaced(self.outer_every))
 
     @cached_property
     def updates(self) -> Updates:
@@ -224,8 +230,15 @@ class Algorithm(ABC, Generic[S]):
         """The state after so many products at its point."""
         if not products:
             return state
-        view = self._with_products(problem).inner_at(state.point, batches.inner_grad[0])
-        return evolve(state, measured=self.step_sizes.measure(view, products, state.measured))
+        problem, at, batch = self._with_products(problem), state.point, batches.inner_grad[0]
+        direction = self.updates.outer.direction(state.lam)
+
+        def gradient(length: float) -> Tree:
+            return problem.inner_at(Point(axpy(length, direction, at.lam), at.omega), batch).grad_omega
+
+        push = Push(at.omega, gradient) if direction else None
+        measured = self.step_sizes.measure(problem.inner_at(at, batch), products, state.measured, push)
+        return evolve(state, measured=measured)
 
     def due(self, k: int) -> bool:
         """Return whether λ and v move at step k: one step in each block of `outer_every`, so that none aliases with an

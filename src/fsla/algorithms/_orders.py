@@ -332,7 +332,8 @@ class Simultaneous(Algorithm[SimultaneousState]):
         before = self.keep(position) if self.looks_back else None
         d_adjoint: Tree = {}
         if self.estimator is None:
-            residual, measured = step.step_sizes.residual(adjoint.value, new.hv, new.b, measured)
+            view = step.inner_at(position.at, step.batches.inner_grad[0])
+            residual, measured = step.step_sizes.residual(adjoint.value, new.hv, new.b, measured, view)
             d_adjoint = self.adjoint_momentum(residual, old.adjoint, state.adjoint_direction, weight)
             adjoint = updates.adjoint(adjoint, d_adjoint, rates.adjoint_lr)
         return evolve(

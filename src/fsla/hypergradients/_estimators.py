@@ -129,7 +129,7 @@ class Tracked(_CarriedAdjoint):
         for j in range(self.moves):
             view = step.inner_at(at, batch_at(step.batches.hvp, j))
             hv = (view.linearized() if several else view).hvp(adjoint.value)
-            residual, measured = step.step_sizes.residual(adjoint.value, hv, b, measured)
+            residual, measured = step.step_sizes.residual(adjoint.value, hv, b, measured, view)
             adjoint = step.updates.adjoint(adjoint, residual, step.rates.adjoint_lr)
         return adjoint, measured
 

@@ -11,10 +11,11 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Generic, NamedTuple, TypeVar
 
-from fsla._checks import whole_number
+from fsla._checks import number, whole_number
 from fsla._tree import Scalar, Tree, sub
 from fsla.problems._views import View
 from fsla.steps._updates import GradientDescent, Update
@@ -44,6 +45,18 @@ class Rates(NamedTuple):
     new_grad_weight: Scalar
 
 
+class Push(NamedTuple):
+    """How λ acts on ω at a point.
+
+    Args:
+        omega: ω at the point.
+        gradient: ∂_ω G where λ has moved by so much along its direction, of root mean square 1.
+    """
+
+    omega: Tree
+    gradient: Callable[[float], Tree]
+
+
 class StepSizes(ABC, Generic[P]):
     """Base class of step sizes: from k alone, or from a state that the run measures.
 
@@ -63,20 +76,31 @@ class StepSizes(ABC, Generic[P]):
     def rates(self, k: int, state: P) -> Rates:
         """Return the sizes of step k = 0, 1, …"""
 
+    def spaced(self, outer_every: int) -> StepSizes[P]:
+        """Return the step sizes of a run in which λ and v move at one step in each block of `outer_every`."""
+        return self
+
     def outer_update(self) -> Update:
         """Return the update of λ whose size `rates` speaks of."""
         return GradientDescent()
 
-    def residual(self, v: Tree, hv: Tree, b: Tree, state: P) -> tuple[Tree, P]:
-        """Return the direction of v, H v - ∂_ω F, as the policy wants it, and what was learnt from it."""
+    def residual(self, v: Tree, hv: Tree, b: Tree, state: P, view: View) -> tuple[Tree, P]:
+        """Return the direction of v, H v - ∂_ω F, as the policy wants it, and what it and ∂_ω G tell."""
         return sub(hv, b), state
 
     def products_due(self, k: int, state: P) -> int:
         """Return how many products the policy measures before step k. Never asks the device."""
         return 0
 
-    def measure(self, view: View, products: int, state: P) -> P:
-        """Return the state after so many products of H at the point where the step begins."""
+    def measure(self, view: View, products: int, state: P, push: Push | None = None) -> P:
+        """Return the state after so many products of H at the point where the step begins.
+
+        Args:
+            view: G at the point.
+            products: how many.
+            state: the state before.
+            push: how λ acts on ω along its direction, where it has one.
+        """
         return state
 
 
@@ -190,6 +214,8 @@ def inverse_sqrt(delta: float = 1000.0, c_tau: float = 1e-3, c_beta: float = 1e-
         >>> fsla.steps.inverse_sqrt(delta=1.0, c_tau=0.5, c_beta=0.5, c_eta=0.9).rates(3)
         Rates(outer_lr=0.5, inner_lr=0.25, adjoint_lr=0.25, new_grad_weight=0.45)
     """
+    for name, value in (("delta", delta), ("c_tau", c_tau), ("c_beta", c_beta), ("c_eta", c_eta)):
+        number(value, name, "inverse_sqrt", low=0.0)
     return Schedule(delta, c_tau * delta, c_beta * delta, c_eta * delta, power=0.5)
 
 
@@ -213,6 +239,8 @@ def constant_over_horizon(steps: int, delta: float, c_tau: float, c_beta: float,
         Rates(outer_lr=0.1, inner_lr=0.05, adjoint_lr=0.05, new_grad_weight=0.05)
     """
     whole_number(steps, "steps", "constant_over_horizon")
+    for name, value in (("delta", delta), ("c_tau", c_tau), ("c_beta", c_beta), ("c_eta", c_eta)):
+        number(value, name, "constant_over_horizon", low=0.0)
     alpha = delta / math.sqrt(steps)
     return Schedule(alpha, c_tau * alpha, c_beta * alpha, c_eta * alpha)
 

@@ -27,11 +27,12 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
-from fsla._checks import positive
+from fsla._checks import function, instance, number, positive
 from fsla._state_tree import saved
-from fsla._tree import Leaves, Scalar, Tree, axpy, copy_, dense, each, norm, scalar, scale, zeros_like
+from fsla._tree import Leaves, Scalar, Tree, axpy, clone, copy_, dense, each, norm, scalar, scale, sub, zeros_like
 
 Projection = Callable[[Tree], Tree]
+_AN_UPDATE = "an update, such as fsla.steps.Momentum()"
 Memory = Mapping[str, Tree]
 """What an update remembers, as named trees."""
 
@@ -93,6 +94,13 @@ class Update(ABC):
     def moments(self, x: Variable) -> Memory:
         """Return what it remembers now, safe from later moves."""
         return x.memory
+
+    def direction(self, x: Variable) -> Tree:
+        """Return the last move as a direction of root mean square 1, where the size of moves is free; else {}.
+
+        Asks the device.
+        """
+        return {}
 
     def derivative(self, before: Memory, after: Memory, g: Tree, lr: Scalar) -> Tree:
         """Return the diagonal of the derivative of (x_before - x_after) by g, which SAMA reads."""
@@ -271,7 +279,8 @@ class ExponentiatedGradient(Update):
 class ScaleFree(Update):
     """Update in which only the direction of the gradient matters, not its size.
 
-    It is x ← x - lr scale / √(1 + k / fall) m / (√s + floor), with moving averages m and s of g and g².
+    It is x ← x - lr scale / √(1 + k / fall) m / (max(a, sparse √s) + floor), with moving averages m, a and s of g, |g|
+    and g². A coordinate whose gradient is 0 at most steps, such as a sample's weight, has a < √s and goes further.
 
     Args:
         scale: length of a step, in units of x.
@@ -279,6 +288,7 @@ class ScaleFree(Update):
         average: weight of the new gradient in m.
         second: weight of the new square in s.
         floor: smallest scale of a coordinate, relative to the others.
+        sparse: smallest scale of a coordinate, relative to the root mean square of its gradient.
 
     Examples:
         >>> move(fsla.steps.ScaleFree(scale=0.05), lr=1.0)
@@ -290,24 +300,58 @@ class ScaleFree(Update):
     average: float = 0.1
     second: float = 0.01
     floor: float = 1e-3
+    sparse: float = 0.2
+
+    def spaced(self, every: int) -> ScaleFree:
+        """Return the update whose single step stands for `every` steps of this one.
+
+        It forgets as much as they do. It is √every times as long: it sees one batch, and they would average over more.
+        """
+        return replace(
+            self,
+            scale=math.sqrt(every) * self.scale,
+            fall=self.fall / every,
+            average=after_steps(self.average, every),
+            second=after_steps(self.second, every),
+        )
+
+    def __post_init__(self) -> None:
+        positive(self.scale, "scale", "ScaleFree")
+        positive(self.fall, "fall", "ScaleFree")
+        for name in ("average", "second", "floor"):
+            number(getattr(self, name), name, "ScaleFree", low=0.0, high=1.0)
 
     def init(self, x: Tree) -> Variable:
-        return Variable(x, {"mean": zeros_like(x), "square": zeros_like(x), "count": {"moves": scalar(0.0, x)}})
+        averages = {name: zeros_like(x) for name in ("mean", "size", "square")}
+        return Variable(x, averages | {"count": {"moves": scalar(0.0, x)}})
 
     def __call__(self, x: Variable, g: Leaves, lr: Scalar) -> Variable:
         full = dense(g)
         k = x.memory["count"]["moves"]
         weight = torch.where(k == 0, torch.ones_like(k), self.average)
         mean = {name: m + weight * (full[name] - m) for name, m in x.memory["mean"].items()}
+        size = {name: a + self.second * (full[name].abs() - a) for name, a in x.memory["size"].items()}
         square = {name: s + self.second * (full[name].square() - s) for name, s in x.memory["square"].items()}
-        correction = 1 - (1 - self.second) ** (k + 1)
         lr = self.scale / (1 + k / self.fall).sqrt() * lr
+        memory = {"mean": mean, "size": size, "square": square, "count": {"moves": k + 1}}
+        return Variable(axpy(-lr, self._step(memory), x.value), memory)
+
+    def _step(self, memory: Memory) -> Tree:
+        """m / (max(a, sparse √s) + floor)."""
+        correction = 1 - (1 - self.second) ** memory["count"]["moves"]
         step = {}
-        for name, m in mean.items():
-            size = (square[name] / correction).sqrt()
-            floor = self.floor * size.square().mean().sqrt() + torch.finfo(m.dtype).tiny
-            step[name] = m / (size + floor)
-        return Variable(axpy(-lr, step, x.value), {"mean": mean, "square": square, "count": {"moves": k + 1}})
+        for name, m in memory["mean"].items():
+            root = (memory["square"][name] / correction).sqrt()
+            floor = self.floor * root.square().mean().sqrt() + torch.finfo(m.dtype).tiny
+            step[name] = m / (torch.maximum(memory["size"][name] / correction, self.sparse * root) + floor)
+        return step
+
+    def direction(self, x: Variable) -> Tree:
+        if float(x.memory["count"]["moves"]) == 0:
+            return {}
+        step = self._step(x.memory)
+        size = norm(step) / math.sqrt(sum(t.numel() for t in step.values()))
+        return scale(torch.where(size > 0, -1 / size, 0), step)
 
 
 @dataclass(frozen=True)
@@ -360,6 +404,9 @@ class WrappedUpdate(Update):
     def moments(self, x: Variable) -> Memory:
         return self.update.moments(x)
 
+    def direction(self, x: Variable) -> Tree:
+        return self.update.direction(x)
+
     def derivative(self, before: Memory, after: Memory, g: Tree, lr: Scalar) -> Tree:
         return self.update.derivative(before, after, g, lr)
 
@@ -373,6 +420,23 @@ class WrappedUpdate(Update):
             return Variable(value, x.memory)
         copy_(list(x.value.values()), list(value.values()))
         return x
+
+
+@dataclass(frozen=True)
+class ScaledUpdate(WrappedUpdate):
+    """Another update with its step size times a factor."""
+
+    factor: float
+    update: Update
+
+    def __call__(self, x: Variable, g: Leaves, lr: Scalar) -> Variable:
+        return self.update(x, g, self.factor * lr)
+
+    def step_size(self, lr: Scalar) -> Scalar:
+        return self.update.step_size(self.factor * lr)
+
+    def derivative(self, before: Memory, after: Memory, g: Tree, lr: Scalar) -> Tree:
+        return self.update.derivative(before, after, g, self.factor * lr)
 
 
 @dataclass(frozen=True)
@@ -390,6 +454,10 @@ class Proximal(WrappedUpdate):
 
     prox: Callable[[Tree, Scalar], Tree]
     update: Update = field(default_factory=GradientDescent)
+
+    def __post_init__(self) -> None:
+        function(self.prox, "prox", "Proximal")
+        instance(self.update, Update, "update", "Proximal", _AN_UPDATE)
 
     def __call__(self, x: Variable, g: Leaves, lr: Scalar) -> Variable:
         x = self.update(x, g, lr)
@@ -411,6 +479,10 @@ class Projected(WrappedUpdate):
 
     onto: Projection
     update: Update = field(default_factory=GradientDescent)
+
+    def __post_init__(self) -> None:
+        function(self.onto, "onto", "Projected")
+        instance(self.update, Update, "update", "Projected", _AN_UPDATE)
 
     def init(self, x: Tree) -> Variable:
         return self._project(self.update.init(x))
@@ -440,6 +512,10 @@ class Clipped(WrappedUpdate):
 
     max_norm: float
     update: Update = field(default_factory=GradientDescent)
+
+    def __post_init__(self) -> None:
+        positive(self.max_norm, "max_norm", "Clipped")
+        instance(self.update, Update, "update", "Clipped", _AN_UPDATE)
 
     def __call__(self, x: Variable, g: Leaves, lr: Scalar) -> Variable:
         return self.update(x, scale(self.max_norm / norm(g).clamp(min=self.max_norm), g), lr)
@@ -556,6 +632,18 @@ class TorchUpdate(Update):
 
 
 @dataclass(frozen=True)
+class Shortened(WrappedUpdate):
+    """Another update in place, of whose step `lr` is the share that is taken."""
+
+    update: Update
+
+    def __call__(self, x: Variable, g: Leaves, lr: Scalar) -> Variable:
+        before = clone(x.value)
+        x = self.update(x, g, lr)
+        return self._at(x, axpy(lr, sub(x.value, before), before))
+
+
+@dataclass(frozen=True)
 class LeaveInGrad(Update):
     """Adds the direction to `.grad` of parameters, for an optimiser that somebody else steps."""
 
@@ -585,6 +673,11 @@ class Updates(NamedTuple):
     @property
     def in_place(self) -> bool:
         return any(update.in_place for update in self)
+
+
+def after_steps(weight: float, steps: int) -> float:
+    """Return the weight of one new value that stands for several in a moving average."""
+    return weight if steps == 1 else 1 - (1 - weight) ** steps
 
 
 def projected(update: Update, projection: Projection | None) -> Update:
