@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from fsla._state_tree import describe, map_tensors, tensors_of
-from fsla._torch import foreach_copy_, foreach_norm, tracing
+from fsla._torch import foreach_copy_, foreach_norm
 from fsla.algorithms._base import Algorithm, State
 from fsla.problems._batches import Batch, StepBatches
 from fsla.problems._wrappers import CountedProblem
@@ -343,7 +343,7 @@ class CudaGraph:
         rates = self._given_rates()
         static = deepcopy(self._draw())
         places = _tensors(static)
-        with tracing():
+        if True:
             trace = make_fx(lambda: tensors_of(self._move(self._static, static, rates)))()
         trace.graph.eliminate_dead_code()
         trace.recompile()
