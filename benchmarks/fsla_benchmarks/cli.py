@@ -31,7 +31,7 @@ def steps(
     device: Device = "auto",
     threads: Annotated[int, typer.Option(min=1, help="CPU threads.")] = 1,
     engines: Annotated[
-        str, typer.Option(help="Of 'eager', 'graph', 'compile', with commas; compiling takes minutes.")
+        str, typer.Option(help="Of 'eager', 'graph', with commas; for the transformer, of 'eager', 'compile'.")
     ] = "eager,graph",
     scaling: Annotated[
         str, typer.Option(help="Also vary, on the network: of 'samples', 'parameters', 'K', with commas.")
