@@ -120,10 +120,12 @@ def tables(
 ) -> None:
     """Make the tables of a page anew from the files in benchmarks/results."""
     from fsla_benchmarks import steps as benchmark
-    from fsla_benchmarks.data.report import write_result
+    from fsla_benchmarks.data import images, report
+
+    writers = {"data": report.write_result, "images": images.write_table}
 
     def write(result: Mapping[str, Any]) -> list[str]:
-        return write_result(result) if result.get("benchmark") == "data" else benchmark.write_costs(result)
+        return writers.get(result["benchmark"], benchmark.write_costs)(result)
 
     write_text(page, benchmark.fill_tables(page.read_text(encoding="utf-8"), write))
     print_line(str(page))
