@@ -78,7 +78,12 @@ def steps(
 def training(
     problems: Annotated[str, typer.Option(help="Of 'transformer', 'cnn', with commas.")] = "transformer,cnn",
     device: Device = "auto",
-    compiled: Annotated[bool, typer.Option("--compile", help="Compile the transformer too, on both sides.")] = False,
+    engines: Annotated[
+        str,
+        typer.Option(
+            help="Of 'eager', 'graph' (captured on a GPU) and 'compile' (a compiled transformer), with commas."
+        ),
+    ] = "eager,graph",
     json_file: JSONFile = None,
     commit: Commit = None,
 ) -> None:
@@ -86,9 +91,11 @@ def training(
     from fsla._checks import pick, pick_device
     from fsla_benchmarks import steps as benchmark
 
-    names = tuple(x for x in problems.split(",") if x)
+    names, modes = (tuple(x for x in text.split(",") if x) for text in (problems, engines))
     for name in names:
         pick(name, {"transformer": 0, "cnn": 0}, "problem")
+    for mode in modes:
+        pick(mode, {"eager": 0, "graph": 0, "compile": 0}, "engine")
     if json_file is not None:
         ensure_writable(json_file)
     on = pick_device(device)
@@ -100,7 +107,7 @@ def training(
 
     with console.status("") as status:
         costs, notes = benchmark.measure_training(
-            on, lambda text: status.update(Text(text)), compile_too=compiled, only=names, keep=keep
+            on, lambda text: status.update(Text(text)), engines=modes, only=names, keep=keep
         )
     for line in (*benchmark.list_costs(costs), *notes):
         print_line(line)

@@ -40,8 +40,8 @@ from fsla_reproduction.problems.transformer import (
 
 SOURCES = 10
 WARM_UP = 8
-STEPS = {"eager": 100, "compile": 100, "graph": 1000}
-"""Steps that are timed: of captured ones, which are compared with the step itself now and then, as many as show it."""
+STEPS = {"transformer": {"eager": 100, "graph": 100, "compile": 100}, "cnn": {"eager": 200, "graph": 2000}}
+"""Steps that are timed. Captured ones are compared with the step itself at first, which many short ones outweigh."""
 IMAGES = 5_000
 Batch = tuple[Tensor, Tensor, Tensor]
 """Inputs, targets and the source of each sample."""
@@ -272,6 +272,7 @@ TRANSFORMER_RUNS = [
     for outer_every in (1, 8)
     for name in ("step", "step, no rollback", "backward")
 ]
+CAPTURED_TRANSFORMER_RUNS = [Run("step", outer_every, engine="graph") for outer_every in (1, 8)]
 _RATES = constant(0.05, 0.01, 0.01)
 _METHODS: dict[str, Algorithm[Any]] = {
     "soba": algorithms.soba(_RATES),
@@ -299,7 +300,7 @@ def measure_training(
     device: torch.device,
     report: Report,
     *,
-    compile_too: bool = False,
+    engines: Sequence[str] = ("eager", "graph"),
     only: Sequence[str] = ("transformer", "cnn"),
     keep: Callable[[list[Cost], list[str]], None] = lambda costs, notes: None,
 ) -> tuple[list[Cost], list[str]]:
@@ -308,7 +309,8 @@ def measure_training(
     Args:
         device: where to train.
         report: is called with what runs now.
-        compile_too: measure the transformer compiled as well, against plain training of a compiled one.
+        engines: of "eager", "graph" (on a GPU alone) and "compile" (the transformer as a compiled module), each against
+            plain training in the same way.
         only: the problems.
         keep: is called with all rows and lines so far after each run.
     """
@@ -326,26 +328,24 @@ def measure_training(
         _collect(device)
 
     peaks: dict[str, float | None] = {}
-    for mode in ("eager", "compile") if "transformer" in only else ():
-        if mode == "compile" and not compile_too:
-            continue
+    modes = [engine for engine in engines if on_gpu or engine != "graph"]
+    for mode in modes if "transformer" in only else ():
         size, sequences = (TransformerSize(vocabulary=16384, tied=True), 16) if on_gpu else (TINY, 4)
         text = TransformerTask(device, size, sequences)
-        make = text.model if mode == "eager" else partial(compiled, text.model)
-        reference = text.plain(make())
+        make = partial(compiled, text.model) if mode == "compile" else text.model
+        plain_step = text.plain_captured if mode == "graph" else text.plain
+        reference = plain_step(make())
         _repeat(reference, WARM_UP)
-        peaks[mode] = _peak(device, lambda: _repeat(text.plain(make()), WARM_UP))  # noqa: B023
-        for run in TRANSFORMER_RUNS:
+        peaks[mode] = _peak(device, lambda: _repeat(plain_step(make()), WARM_UP))  # noqa: B023
+        for run in CAPTURED_TRANSFORMER_RUNS if mode == "graph" else TRANSFORMER_RUNS:
             measure("transformer", text, make, run, mode, reference)
     peaks.clear()
     if "cnn" in only:
         images = CNNTask(device)
-        plain = {"eager": images.plain(images.model())}
-        if on_gpu:
-            plain["graph"] = images.plain_captured(images.model())
-        for run in CNN_RUNS:
-            if run.engine in plain:
-                measure("cnn", images, images.model, run, run.engine, plain[run.engine])
+        for mode in [mode for mode in modes if mode != "compile"]:
+            reference = (images.plain_captured if mode == "graph" else images.plain)(images.model())
+            for run in [run for run in CNN_RUNS if run.engine == mode]:
+                measure("cnn", images, images.model, run, mode, reference)
     return costs, notes
 
 
@@ -359,7 +359,7 @@ def _measured(
     plain_peak: float | None,
 ) -> Cost:
     device = task.device
-    steps = STEPS[engine]
+    steps = STEPS[problem][engine]
     current: dict[str, Any] = {}
 
     def begin() -> None:
@@ -381,7 +381,7 @@ def _measured(
     taken.append(_seconds(device, lambda: _repeat(current["step"], steps)))
     beside.append(_seconds(device, lambda: _repeat(reference, steps // 2)))
     launches = None
-    if device.type == "cuda" and problem == "transformer":
+    if device.type == "cuda" and problem == "transformer" and engine != "graph":
         while not _is_bare(current["bilevel"]):
             current["step"]()
         passes = _three_passes(task, current["bilevel"])

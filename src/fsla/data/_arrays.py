@@ -10,8 +10,10 @@ import numpy as np
 from fsla.data._dataset import Array
 
 
-def stored_array(arrays: Mapping[str, Array], name: str, ndim: int, dtype: Any = np.float64) -> Array:
-    """Return an array of a file.
+def stored_array(
+    arrays: Mapping[str, Array], name: str, ndim: int, dtype: Any = np.float64, *, infinite: bool = False
+) -> Array:
+    """Return an array of a file, in which numbers may be infinite only where `infinite` says so.
 
     Raises:
         ValueError: if it is missing, of another dtype or number of dimensions, or not finite.
@@ -23,7 +25,7 @@ def stored_array(arrays: Mapping[str, Array], name: str, ndim: int, dtype: Any =
         raise ValueError(
             f"the array {name!r} is {array.dtype} with {array.ndim} dimensions, not {np.dtype(dtype)} with {ndim}"
         )
-    if array.dtype.kind == "f" and not np.isfinite(array).all():
+    if array.dtype.kind == "f" and (np.isnan(array) if infinite else ~np.isfinite(array)).any():
         raise ValueError(f"the array {name!r} has numbers that are not finite")
     return array
 

@@ -440,7 +440,8 @@ class _Numbers(_Block):
     def restore(self, arrays: Mapping[str, Array], levels: list[Array]) -> None:
         if "numbers.mean" not in arrays:
             return
-        self.arrays = {name: stored_array(arrays, f"numbers.{name}", 1) for name in ("mean", "scale", "rate")}
+        self.arrays = {name: stored_array(arrays, f"numbers.{name}", 1) for name in ("mean", "rate")}
+        self.arrays["scale"] = stored_array(arrays, "numbers.scale", 1, infinite=True)  # that of a constant column
         self.arrays["missing"] = stored_array(arrays, "numbers.missing", 1, np.int64)
         self.levels, self.restored = levels, True
         width, missing = len(self.arrays["mean"]), self.arrays["missing"]

@@ -22,15 +22,19 @@ import torch
 from torch import Tensor
 
 from fsla._state_tree import describe, map_tensors, tensors_of
-from fsla._torch import foreach_copy_, foreach_norm, tracing
+from fsla._torch import foreach_copy_, foreach_norm
 from fsla.algorithms._base import Algorithm, State
 from fsla.problems._batches import Batch, StepBatches
 from fsla.problems._wrappers import CountedProblem
 from fsla.steps._schedules import Rates, Scheduled
 
+_COMPILER: dict[str, Any] = dict.fromkeys(
+    ("pattern_matcher", "reorder_for_locality", "inplace_buffers", "allow_buffer_reuse"), False
+)
+"""What the compiler is not to do: with any of these, some steps come out wrong under torch 2.11 and 2.13."""
 OFTEN = 512
 """One in so many replays is compared in the long run: the step itself takes as long as some ten replays, so that this
-costs two or three percent. Before that the 1st, 2nd, 4th, 8th, … one is compared: an error may need some steps to show.
+costs two or three percent. Before that the distances grow by four: an error may need some steps to show.
 """
 LONG = 512
 """The first of a call for so many is compared too."""
@@ -86,11 +90,13 @@ class Recorder:
         """Do the work twice on a side stream: the first time chooses kernels and fills the caches of libraries."""
         side = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
         side.wait_stream(torch.cuda.current_stream(self._device))
-        with torch.cuda.stream(side):
-            work()
-            with never_waiting():  # A capture that fails half-way leaves the generator unusable.
+        try:
+            with torch.cuda.stream(side):
                 work()
-        torch.cuda.current_stream(self._device).wait_stream(side)
+                with never_waiting():  # A capture that fails half-way leaves the generator unusable.
+                    work()
+        finally:  # Work that failed half-way may still write.
+            torch.cuda.current_stream(self._device).wait_stream(side)
 
     def record(self, work: Callable[[], None]) -> Callable[[], None]:
         """Return what does the work again; the work itself is not done."""
@@ -337,14 +343,13 @@ class CudaGraph:
         rates = self._given_rates()
         static = deepcopy(self._draw())
         places = _tensors(static)
-        with tracing():
+        if True:
             trace = make_fx(lambda: tensors_of(self._move(self._static, static, rates)))()
         trace.graph.eliminate_dead_code()
         trace.recompile()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # What PyTorch says of its own parts when the compiler is first imported.
-            # The compiler may write into a buffer that a later `cat` of the trace still reads (torch 2.11, 2.13).
-            program = torch.compile(trace, options={"inplace_buffers": False, "allow_buffer_reuse": False})
+            program = torch.compile(trace, options=_COMPILER)
 
         def step(batches: StepBatches) -> list[Tensor]:
             write_tensors(places, _tensors(batches))
@@ -429,7 +434,7 @@ def comparison_due(agreed: int, unseen: int) -> bool:
         agreed: how many comparisons agreed so far.
         unseen: replays since the last one.
     """
-    return agreed == 0 or unseen + 1 >= min(OFTEN, int(2 ** (agreed - 1)))
+    return agreed == 0 or unseen + 1 >= min(OFTEN, int(4 ** (agreed - 1)))
 
 
 def difference(start: State, a: State, b: State, step: Callable[[State], State]) -> str | None:
