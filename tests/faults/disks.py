@@ -117,7 +117,7 @@ def _content(path: Path) -> dict[str, bytes]:
     return {str(p.relative_to(path)): p.read_bytes() for p in sorted(path.rglob("*")) if p.is_file()}
 
 
-def _kept(act: Callable[[Path, Path], Any]) -> Callable[[], None]:
+def _keeps(act: Callable[[Path, Path], Any]) -> Callable[[], None]:
     """Return what acts on a folder beside a file of the user's, which must stay as it was."""
 
     def run() -> None:
@@ -172,16 +172,16 @@ def _temporary_names(folder: Path, precious: Path) -> None:
 
 
 _TRAPS = {
-    "lock is a link to a file": _kept(_link_in_run("lock")),
-    "records.jsonl is a link to a file": _kept(_link_in_run("records.jsonl")),
-    "a checkpoint is a link to a file": _kept(_link_in_run("checkpoint-00000004.safetensors")),
-    "the target of save_checkpoint is a link": _kept(
+    "lock is a link to a file": _keeps(_link_in_run("lock")),
+    "records.jsonl is a link to a file": _keeps(_link_in_run("records.jsonl")),
+    "a checkpoint is a link to a file": _keeps(_link_in_run("checkpoint-00000004.safetensors")),
+    "the target of save_checkpoint is a link": _keeps(
         lambda folder, precious: ((folder / "x").symlink_to(precious), save_checkpoint(folder / "x", [1]))
     ),
-    "out holds a file of the user's": _kept(_own_file_in_out),
-    "out is a folder of other files": _kept(_foreign_folder),
-    "temporary files of other programs": _kept(_temporary_names),
-    "checkpoint-00000004.safetensors.part is a folder of the user's": _kept(
+    "out holds a file of the user's": _keeps(_own_file_in_out),
+    "out is a folder of other files": _keeps(_foreign_folder),
+    "temporary files of other programs": _keeps(_temporary_names),
+    "checkpoint-00000004.safetensors.part is a folder of the user's": _keeps(
         lambda folder, precious: (
             (folder / "run" / "mine").mkdir(parents=True),
             run_fit(folder / "run", 4),
