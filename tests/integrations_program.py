@@ -44,7 +44,7 @@ def world_size():
 
 
 def train_accelerate(folder, steps, resumes):
-    """A loop of the user's with Accelerate, as docs/trainers.md shows it."""
+    """A loop of the user's with Accelerate, as docs/how-to/trainer.md shows it."""
     from accelerate import Accelerator
 
     accelerator = Accelerator(cpu=True)

@@ -205,7 +205,7 @@ def test_bench_ranks_prediction_for_many_gpus():
 
 
 def test_bench_training_costs_become_rows_and_a_table(tmp_path, monkeypatch):
-    monkeypatch.setattr(training, "STEPS", 4)
+    monkeypatch.setattr(training, "STEPS", {"transformer": {"eager": 4}, "cnn": {"eager": 4}})
     monkeypatch.setattr(training, "TRANSFORMER_RUNS", training.TRANSFORMER_RUNS[-2:])
     sizes = []
     device = torch.device("cpu")
@@ -230,7 +230,7 @@ def test_bench_training_run_that_fails_is_noted(monkeypatch):
     def fail(run, task, model):
         raise torch.cuda.OutOfMemoryError("No memory is left.")
 
-    monkeypatch.setattr(training, "STEPS", 2)
+    monkeypatch.setattr(training, "STEPS", {"transformer": {"eager": 2}, "cnn": {"eager": 2}})
     monkeypatch.setattr(training, "TRANSFORMER_RUNS", training.TRANSFORMER_RUNS[:1])
     monkeypatch.setattr(training.Run, "begin", fail)
     costs, notes = measure_training(torch.device("cpu"), lambda text: None, only=("transformer",))

@@ -370,7 +370,7 @@ def test_bench_data_runs_resumes_and_fills_a_page(tmp_path, monkeypatch):
     page.write_text("# Page\n\n<!-- table rows.json -->\nold\n<!-- end -->\n", encoding="utf-8")
     monkeypatch.setattr(results, "FOLDER", tmp_path)
     text = results.fill_tables(page.read_text(encoding="utf-8"), report.write_result, tmp_path)
-    assert "| wine | 50 | 2 |" in text
+    assert "| wine | 50 | 0." in text
     assert "old" not in text
     assert "commit abc" in text
 

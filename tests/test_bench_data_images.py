@@ -10,6 +10,8 @@ import pytest
 from PIL import Image
 from sklearn.datasets import load_digits
 
+from fsla.data import _network_learners
+from fsla.data._network_learners import Recipe
 from fsla_benchmarks.data import images
 
 
@@ -45,8 +47,9 @@ def test_draw_replaces_share_of_labels_and_hides_those_of_checked_rows(digits_fo
     assert 0.35 < problem.wrong_votes.mean() < 0.45
 
 
-def test_draw_of_cifar10n_takes_labels_that_people_gave(tmp_path):
-    """The files hold JPEG bytes one after the other; label and image must stay together."""
+@pytest.fixture
+def cifar_folder(tmp_path):
+    """Return a folder with images of one colour in the form of CIFAR-10N: 30 to train on and 10 to test."""
     folder = tmp_path / "cifar10n"
     folder.mkdir()
     arrays = {}
@@ -61,18 +64,65 @@ def test_draw_of_cifar10n_takes_labels_that_people_gave(tmp_path):
     np.savez(folder / "images.npz", **arrays)
     clean = np.arange(30) % 10
     np.savez(folder / "labels.npz", clean=clean, random1=(clean + 1) % 10, test=np.arange(10))
-    problem, labels = images.draw("cifar10n", tmp_path, 20, 5, 0.0, 0, 10)
+    return tmp_path
+
+
+def test_draw_of_cifar10n_takes_labels_that_people_gave(cifar_folder):
+    """The files hold JPEG bytes one after the other; label and image must stay together."""
+    problem, labels = images.draw("cifar10n", cifar_folder, 20, 5, 0.0, 0, 10)
     number = problem.data.features.images[..., 0].mean((1, 2)).round() / 8
     assert np.array_equal(number.round().astype(int) % 10, problem.gold)
     assert np.array_equal(labels, (problem.gold + 1) % 10)
+
+
+def test_packed_folder_is_smaller_and_draws_the_same(cifar_folder, tmp_path, monkeypatch, capsys):
+    """A machine with a GPU gets the rows of the stated seeds alone, and must measure the same."""
+    small = tmp_path / "small"
+    command = ["images", "--rows", "8", "--seeds", "3,4", "--data-dir", str(cifar_folder), "--pack", str(small)]
+    monkeypatch.setattr(sys, "argv", command)
+    images.main()
+    assert capsys.readouterr().out.strip() == str(small / "cifar10n")
+    for seed in (3, 4):
+        (whole, labels), (packed, same) = (
+            images.draw("cifar10n", folder, 8, 2, 0.0, seed, 10) for folder in (cifar_folder, small)
+        )
+        assert np.array_equal(whole.data.features.images, packed.data.features.images)
+        assert np.array_equal(whole.test.images, packed.test.images)
+        assert np.array_equal(labels, same)
+    sizes = [(folder / "cifar10n" / "images.npz").stat().st_size for folder in (cifar_folder, small)]
+    assert sizes[1] < sizes[0]
+
+
+def test_parties_share_network_and_schedule(digits_folder, monkeypatch):
+    """A user's own way is only a fair comparison with the same network, trained as long on the same rows."""
+    problem, labels = images.draw("mnist", digits_folder, 300, 100, 0.4, 0, 50)
+    trained = []
+
+    def train(network, inputs, mass, task, recipe, **options):
+        trained.append((network.options, len(inputs), float(mass.sum()), recipe))
+        network.eval()
+
+    for module in (_network_learners, images):
+        monkeypatch.setattr(module, "train_network", train)
+    outcome = images.measure(problem, labels, 0, device="cpu")
+    assert set(images.PARTIES) < set(outcome)
+    assert len({json.dumps(options) for options, *_ in trained}) == 1
+    recipes = [recipe for *_, recipe in trained if recipe is not images.FINE_TUNING]
+    assert len(trained) == len(recipes) + 1
+    shorter = [recipe for recipe in recipes if recipe != Recipe()]
+    assert len(shorter) == 5, "one trunk of the product for each fold"
+    assert all(recipe.steps < Recipe().steps for recipe in shorter)
+    everything = [mass for *_, mass, recipe in trained if recipe is not images.FINE_TUNING]
+    assert everything.count(300.0) == 2 + images.NUM_AVERAGED
 
 
 @pytest.mark.slow
 def test_command_prints_share_of_gap_that_is_closed(digits_folder, monkeypatch, capsys):
     """The line must hold what the target names: accuracies with given and true labels, and by the product."""
     command = ["images", "--set", "mnist", "--rows", "800", "--checked", "150", "--data-dir", str(digits_folder)]
+    command += ["--parties", "given,true,product"]
     monkeypatch.setattr(sys, "argv", command)
     images.main()
     line = json.loads(capsys.readouterr().out)
     assert line["given"]["accuracy"] < line["product"]["accuracy"]
-    assert line["gap_closed"] > 0
+    assert line["product"]["gap_closed"] > 0

@@ -250,6 +250,15 @@ def test_saved_model_predicts_the_same(tmp_path, cleaner):
     np.testing.assert_array_equal(fsla.data.load_model(tmp_path / "model").predict(x), cleaner.predict(x))
 
 
+def test_saved_model_with_constant_column_loads(tmp_path):
+    """A constant column has an infinite scale, which is no damage: dates of one year have such a column."""
+    x, y_given, y_checked, group, _ = mixed()
+    frame = pd.DataFrame(x, columns=list("abcdef")).assign(year=2026.0)
+    fit = LabelCleaner(**QUICK).fit(frame, y_given, y_checked=y_checked, groups=group)
+    fit.save(tmp_path / "model")
+    np.testing.assert_array_equal(fsla.data.load_model(tmp_path / "model").predict(frame), fit.predict(frame))
+
+
 def test_missing_cells_and_frames_are_taken():
     x, y_given, y_checked, group, truth = mixed()
     frame = pd.DataFrame(x, columns=list("abcdef"))

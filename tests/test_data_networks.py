@@ -9,10 +9,11 @@ import torch
 from sklearn.datasets import load_digits
 from torch import nn
 
-from fsla.data import LabelCleaner
+from fsla.data import LabelCleaner, _network_learners, _selection
 from fsla.data._bilevel_strategies import BilevelGroupWeights, BilevelSampleWeights, bilevel_strategies
 from fsla.data._dataset import Features, TrainingData, Votes
-from fsla.data._learners import LinearLearner
+from fsla.data._estimators import choose_learners
+from fsla.data._learners import Fold, LinearLearner, default_learners
 from fsla.data._network_learners import (
     ADAMW,
     MAX_SIDE,
@@ -23,14 +24,14 @@ from fsla.data._network_learners import (
     TrunkPredictor,
     attach_module,
     augment_images,
-    fit_trunk,
     fit_trunks,
+    has_enough_images,
     image_tensor,
     is_image_like,
 )
 from fsla.data._predictors import EnsemblePredictor, predictor_from_state
-from fsla.data._selection import fit_data
-from fsla.data._strategies import AllData, checked_mass, vote_mass
+from fsla.data._selection import CrossFit, fit_data, suited_learners
+from fsla.data._strategies import AllData, LabelCorrection, ScoreCorrection, checked_mass, vote_mass
 
 SHORT = Recipe(steps=1, min_epochs=2, max_epochs=2, batch_size=64)
 CHECKED = 100
@@ -91,6 +92,11 @@ def through_json(predictor):
     arrays, state = predictor.to_state()
     assert all(isinstance(array, np.ndarray) for array in arrays.values())
     return predictor_from_state(arrays, json.loads(json.dumps(state)))
+
+
+def embed(data, trunk):
+    """Return the data with the features of a trunk."""
+    return replace(data, features=trunk.transform(data.features))
 
 
 def accuracy(predictor, data, y, rows):
@@ -224,8 +230,10 @@ def test_is_image_like_tells_pixels_from_tables(digits):
 def test_trunk_features_carry_heads_and_restore(sources):
     """Heads on the trunk's features must classify images, and a saved model must predict the same."""
     data, y = without_flipped(sources[0]), sources[1]
-    trunk = fit_trunk(data, recipe=Recipe(min_epochs=8, steps=1))
-    embedded = trunk.transform_data(data)
+    ((trunk, dense, scores),) = fit_trunks([data], recipe=Recipe(min_epochs=8, steps=1))
+    embedded = embed(data, trunk)
+    np.testing.assert_allclose(embedded.features.dense, dense, atol=1e-9)
+    assert (scores[900:].argmax(1) == y[900:]).mean() > 0.9
     assert len(embedded.features.dense) == 1000
     assert (embedded.features.dense[:, -1] == 0.5).all()
     assert 0.5 < np.square(embedded.features.dense).sum(1).mean() < 1.5
@@ -233,7 +241,8 @@ def test_trunk_features_carry_heads_and_restore(sources):
     new = np.arange(900, 1000)
     assert accuracy(paths[1], embedded, y, new) > 0.9
     model = TrunkPredictor(trunk, paths[1])
-    assert np.array_equal(model.predict(data.features.take(new)), paths[1].predict(embedded.features.take(new)))
+    expected = paths[1].predict(embedded.features.take(new))
+    np.testing.assert_allclose(model.predict(data.features.take(new)), expected, atol=1e-6)
     torch.manual_seed(0)
     restored, drawn = through_json(model), torch.rand(1)
     torch.manual_seed(0)
@@ -250,7 +259,7 @@ def test_trunk_ignores_checked_rows(sources):
         np.r_[data.votes.label, np.zeros(CHECKED, int)],
     )
     other = replace(data, votes=votes, checked_labels=(data.checked_labels + 1) % 10)
-    first, second = (fit_trunk(d, recipe=SHORT).network.head.weight.detach().numpy() for d in (data, other))
+    first, second = (fit.scores for d in (data, other) for fit in fit_trunks([d], recipe=SHORT))
     assert np.array_equal(first, second)
 
 
@@ -263,7 +272,7 @@ def test_trunk_same_seed_returns_same_features_on_any_number_of_threads(sources)
         torch.set_num_threads(threads)
         torch.manual_seed(threads)
         try:
-            features.append(fit_trunk(data, seed=seed, recipe=SHORT).transform(data.features).dense)
+            features.append(fit_trunks([data], seed=seed, recipe=SHORT)[0].dense)
         finally:
             torch.set_num_threads(before)
     assert np.array_equal(features[0], features[1])
@@ -287,6 +296,130 @@ def test_fit_data_on_images_gives_each_fold_its_trunk(sources):
         fit.predictor.predict(replace(new, images=None))
 
 
+@pytest.fixture
+def quick(monkeypatch):
+    """Let networks of images train for two epochs, on two folds of even and odd rows."""
+    monkeypatch.setattr(_network_learners, "_image_recipe", lambda recipe, *rest: recipe or SHORT)
+    monkeypatch.setattr(_selection, "assign_folds", lambda data, folds, seed: np.arange(len(data.features)) % folds)
+
+
+def cross_fit(data, strategies=(), learners=()):
+    """Return candidates of two folds."""
+    return CrossFit(data, strategies, [LinearLearner(), *learners], folds=2, seed=0, device="cpu")
+
+
+def test_scores_of_a_fold_do_not_depend_on_its_votes(sources, quick):
+    """A network that has learned a wrong label by heart would confirm it: label correction must start elsewhere."""
+    data, _ = sources
+    even = data.votes.row % 2 == 0
+    other = replace(data.votes, label=np.where(even, (data.votes.label + 1) % 10, data.votes.label))
+    one, two = (cross_fit(d).data.features.scores for d in (data, replace(data, votes=other)))
+    assert one.shape == (1000, 11)
+    assert np.isfinite(one).all()
+    assert np.array_equal(one[::2], two[::2])
+    assert not np.allclose(one[1::2], two[1::2])
+
+
+def test_label_correction_on_images_starts_from_scores_of_unseen_rows(sources, quick):
+    """The features of a trunk that saw the wrong labels must not reach EM, or what it corrects would be the same."""
+    data, _ = sources
+    part = cross_fit(data).visible[0]
+    checked = np.arange(0, CHECKED, 2)
+    shuffled = np.random.default_rng(0).permutation(part.features.dense)
+    beliefs = [
+        LabelCorrection().belief(replace(part, features=features), checked).mass
+        for features in (part.features, replace(part.features, dense=shuffled), replace(part.features, scores=shuffled))
+    ]
+    assert np.array_equal(beliefs[0], beliefs[1])
+    assert not np.allclose(beliefs[0], beliefs[2])
+
+
+def test_label_correction_by_scores_beats_scores_and_votes():
+    """One vote a row that is taken for true at the start is never corrected; scores of unseen rows must come first."""
+    rng = np.random.default_rng(0)
+    y = rng.integers(0, 10, 3000)
+    rows = np.arange(CHECKED, 3000)
+    wrong = rng.random(len(rows)) < 0.45
+    label = np.where(wrong, (y[rows] + rng.integers(1, 10, len(rows))) % 10, y[rows])
+    # The log-likelihoods of ten Gaussians, but a third of what they should be: networks trained on noise are unsure.
+    scores = np.c_[2 * (2 * np.eye(10)[y] + rng.standard_normal((3000, 10))) / 3, np.full(3000, 0.5)]
+    data = TrainingData(
+        "classification",
+        Features(np.zeros((3000, 1)), scores=scores),
+        Votes(rows, np.zeros(len(rows), int), label),
+        np.array(["all"]),
+        np.arange(CHECKED),
+        y[:CHECKED],
+        classes=np.arange(10),
+    )
+    posterior = LabelCorrection().belief(data, np.arange(CHECKED)).posterior
+    right = (posterior[rows].argmax(1) == y[rows]).mean()
+    assert right > (scores[rows, :10].argmax(1) == y[rows]).mean() + 0.04
+    assert right > (~wrong).mean() + 0.15
+
+
+def test_second_networks_do_not_see_checked_labels_of_their_fold(sources, quick):
+    """The checked rows of a fold judge its network: neither the belief nor the training may use their labels."""
+    data, _ = sources
+    even = data.checked_rows % 2 == 0
+    changed = np.where(even, (data.checked_labels + 1) % 10, data.checked_labels)
+    learner = ImageNetwork(device="cpu", corrected_only=True)
+    folds = []
+    for labels in (data.checked_labels, changed):
+        fit = cross_fit(replace(data, checked_labels=labels), [LabelCorrection()], [learner])
+        (second,) = (c for c in fit.candidates if c.learner is learner)
+        folds.append([path[0].predict(data.features) for path in second.models])
+    assert np.array_equal(folds[0][0], folds[1][0])
+    assert not np.allclose(folds[0][1], folds[1][1])
+
+
+def test_networks_are_trained_again_on_corrected_labels_alone(sources, quick):
+    """Every further belief costs minutes, and the user who names the network gets it on all of them."""
+    data, _ = sources
+    defaults = default_learners(data, "cpu")
+    fit = cross_fit(data, [AllData(), LabelCorrection()], [defaults[-1]])
+    second = [c.strategy.name for c in fit.candidates if c.learner.name == "image_network"]
+    assert second == ["label_correction"]
+    assert suited_learners(data, AllData(), choose_learners(["image_network"], data, "cpu"))
+    assert "image_network" not in {learner.name for learner in default_learners(sources[0])[:-1]}
+    few = replace(data, votes=Votes(data.votes.row[:50], data.votes.group[:50], data.votes.label[:50]))
+    assert "image_network" not in {learner.name for learner in default_learners(few)}
+
+
+def test_fit_data_on_images_averages_the_networks_of_folds(sources, quick):
+    """Nothing is trained again on all data, and a saved average predicts the same, with and without heads."""
+    data, _ = sources
+    new = data.features.take(np.arange(900, 1000))
+    for learners in ([LinearLearner()], [ImageNetwork(device="cpu")]):
+        fit = fit_data(data, strategies=[LabelCorrection()], learners=learners, folds=2, device="cpu")
+        assert len(fit.predictor.members) == 2
+        assert {isinstance(m, TrunkPredictor) for m in fit.predictor.members} == {learners[0].is_linear}
+        prediction = fit.predictor.predict(new)
+        mean = np.mean([member.predict(new) for member in fit.predictor.members], 0)
+        np.testing.assert_allclose(prediction, mean, atol=1e-3)
+        assert np.array_equal(through_json(fit.predictor).predict(new), prediction)
+
+
+def test_image_network_trains_folds_at_a_time_as_one_after_the_other(sources):
+    """Threads share the random state of PyTorch, so no network may draw its weights in one of them."""
+    data, _ = sources
+    mass, extra = masses(data)
+    folds = [Fold(data.features, mass * (np.arange(1000) % 3 != part)[:, None], extra) for part in range(3)]
+    results = []
+    before = torch.get_num_threads()
+    for threads in (1, 2):
+        torch.set_num_threads(threads)
+        try:
+            paths = ImageNetwork(recipe=SHORT, device="cpu").paths(folds, "classification", 0)
+        finally:
+            torch.set_num_threads(before)
+        results.append([path[0].predict(data.features) for path in paths])
+    single = ImageNetwork(recipe=SHORT, device="cpu").path(*folds[1], "classification", 1)[0].predict(data.features)
+    assert np.array_equal(results[0], results[1])
+    assert np.array_equal(results[0][1], single)
+    assert not np.allclose(results[0][0], results[0][1])
+
+
 def test_trunk_training_ends_with_an_exception_of_progress(sources):
     """A user who interrupts must not wait for all networks."""
     data, _ = sources
@@ -298,28 +431,47 @@ def test_trunk_training_ends_with_an_exception_of_progress(sources):
         fit_trunks([data] * 4, recipe=Recipe(min_epochs=1000, max_epochs=1000), progress=progress)
 
 
-def test_trunk_without_enough_labels_is_none(sources):
+def test_trunks_without_enough_labels_are_none(sources):
     """Few labelled images teach a network nothing; the features stay as they are."""
     data, _ = sources
     few = replace(data, votes=Votes(data.votes.row[:50], data.votes.group[:50], data.votes.label[:50]))
-    assert fit_trunk(few) is None
-    assert fit_trunk(replace(data, features=replace(data.features, images=None))) is None
+    assert fit_trunks([few]) == []
+    assert fit_trunks([replace(data, features=replace(data.features, images=None))]) == []
+    assert has_enough_images(data)
+    assert not has_enough_images(few)
 
 
-def test_trunk_of_regression_predicts_numbers(sources):
-    """Images may have a number as target, here their brightness."""
-    data, _ = sources
+def brightness(data):
+    """Return the data with the brightness of images as target."""
     target = 500 + data.features.images.mean((1, 2, 3), dtype=float)
-    regression = replace(
+    return replace(
         data,
         task="regression",
         classes=None,
         votes=Votes(data.votes.row, np.zeros(len(data.votes.row), int), target[data.votes.row]),
         checked_labels=target[:CHECKED],
         group_names=np.array(["all"]),
-    )
-    trunk = fit_trunk(regression, recipe=replace(ADAMW, min_epochs=8, steps=1))
-    embedded = trunk.transform_data(regression)
+    ), target
+
+
+def test_fit_data_on_images_with_numbers_trains_networks_twice(sources, quick):
+    """Score correction is to numbers what label correction is to classes, and its scores have one column."""
+    regression, target = brightness(sources[0])
+    learners = [LinearLearner(), ImageNetwork(device="cpu", corrected_only=True, recipe=replace(ADAMW, min_epochs=8))]
+    strategies = [AllData(), ScoreCorrection()]
+    fit = fit_data(regression, strategies=strategies, learners=learners, folds=2, device="cpu")
+    assert {(c.strategy, c.learner) for c in fit.candidates} == {
+        ("all_data", "linear"), ("score_correction", "linear"), ("score_correction", "image_network"),
+    }  # fmt: skip
+    error = np.square(fit.predictor.predict(regression.features)[900:] - target[900:]).mean()
+    assert error < 0.5 * target.var()
+
+
+def test_trunk_of_regression_predicts_numbers(sources):
+    """Images may have a number as target, here their brightness."""
+    regression, target = brightness(sources[0])
+    ((trunk, _, _),) = fit_trunks([regression], recipe=replace(ADAMW, min_epochs=8, steps=1))
+    embedded = embed(regression, trunk)
     model = LinearLearner().path(embedded.features, *masses(embedded), "regression", 0)[1]
     new = np.arange(900, 1000)
     error = np.square(model.predict(embedded.features.take(new)) - target[new]).mean()

@@ -57,6 +57,7 @@ def test_wrapped_model_on_gpu_equals_plain_model(name, kind, group_of_one):
     assert float((actual - expected).abs().max()) < 1e-9
 
 
+@pytest.mark.filterwarnings("ignore::fsla.train.OverfittingWarning")
 @pytest.mark.parametrize("kind", ["plain", "shards"])
 def test_fit_on_gpu_resumes(kind, group_of_one, tmp_path):
     whole, first, second = (fitted(tmp_path / name, kind, steps) for name, steps in (("a", 12), ("b", 8), ("b", 12)))

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import fsla
+import reducer_program
 from fsla import Batch, CountedProblem, OracleCounts, Point, Problem, StepBatches, WeightedLossProblem
 from fsla import _tree as tree
 from fsla.steps import GradientDescent
@@ -120,6 +121,26 @@ def test_replayed_run_equals_eager(name, samples, hvp_method):
     for x, y in zip(parts(a), parts(b), strict=True):
         assert float(tree.norm(tree.sub(x, y))) < 1e-12 * max(1.0, float(tree.norm(x)))
     assert float((a.lam.value["w"] - at.lam["w"]).norm()) > 1e-6  # something moved
+
+
+@needs_compiler
+@pytest.mark.slow  # compiling takes half a minute
+@pytest.mark.parametrize("name", ["cg", "soba"])
+def test_compiled_dense_run_equals_eager(name):
+    """A compiler that reuses buffers gives another direction in these steps."""
+    ends = []
+    for engine in ("eager", "compile"):
+        problem, at = reducer_program.network(samples_have_weights=False)
+        generator = torch.Generator().manual_seed(0)
+
+        def draw(generator=generator):
+            return StepBatches.draw("grouped", *[lambda: torch.randint(96, (16,), generator=generator)] * 2)
+
+        state, _, used = run(engine, reducer_program.ALGORITHMS[name], problem, at, draw, generator, 20)
+        assert used.name == engine
+        ends.append(parts(state))
+    for x, y in zip(*ends, strict=True):
+        assert float(tree.norm(tree.sub(x, y))) < 1e-12 * max(1.0, float(tree.norm(x)))
 
 
 @needs_compiler

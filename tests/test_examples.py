@@ -1,5 +1,6 @@
-"""The examples run, small; they write a picture, stay short, and FSLA does what each is about."""
+"""The examples run, small, beside what they are compared with; they stay short, and fsla does what each is about."""
 
+import json
 import os
 import re
 import sys
@@ -10,79 +11,153 @@ import pytest
 import fsla
 from launch import finish
 
-EXAMPLES = Path(__file__).parents[1] / "examples"
-NAMES = sorted(path.stem for path in EXAMPLES.glob("*.py"))
+ROOT = Path(__file__).parents[1]
+EXAMPLES = ROOT / "examples"
+NAMES = sorted(path.stem for path in EXAMPLES.glob("*.py") if path.stem != "gallery")
+RESULTS = json.loads((ROOT / "benchmarks" / "results" / "gallery.json").read_text(encoding="utf-8"))["examples"]
 PNG = b"\x89PNG\r\n\x1a\n"
 
 
-def numbers(text, name):
-    """The numbers of each line of the printed table that begins with a name."""
-    lines = [line.strip() for line in text.splitlines() if line.strip().startswith(name)]
-    return [[float(n) for n in re.findall(r"-?\d+\.?\d*", line.removeprefix(name))] for line in lines]
+def run(path, folder, *arguments):
+    """Run a program of the examples, in a folder; return what it printed."""
+    source = str(Path(fsla.__file__).parents[1])
+    environment = os.environ | {"PYTHONPATH": source, "PYTHONIOENCODING": "utf-8", "OMP_NUM_THREADS": "1"}
+    done = finish(sys.executable, "-W", "error::UserWarning", path, *arguments, env=environment, cwd=folder)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
-def ridge_penalties(text):
-    """On both data sets the validation error falls below that of both searches and of one penalty."""
-    ratios = numbers(text, "FSLA, each feature")
-    assert len(ratios) == 2
-    others = [numbers(text, name) for name in ("random, each feature", "random, each group", "RidgeCV, one penalty")]
-    for i, (start, valid, _) in enumerate(ratios):
-        assert valid < start
-        assert valid < min(other[i][1] for other in others)
+def numbers(line):
+    return [float(n) for n in re.findall(r"-?\d+\.\d+", line)]
 
 
-def class_weights(text):
-    """Rare classes get larger weights, and a handicap in training that makes the network work for them."""
-    (common, rare), *_ = numbers(text, "weight:")
-    assert common < 1 < rare
-    (common, rare), *_ = numbers(text, "margin, added to the logit:")
-    assert rare < 0 < common
+def poison(lines):
+    """The attack raises the error."""
+    (before,), (after,) = (numbers(line.split("%")[0]) for line in lines)
+    assert after > before
 
 
-def mixture_weights(text):
-    """The clean sources gain, the wrong ones lose, and the network is better than with uniform weights."""
-    percent = dict(re.findall(r"share of \d sources, (.+): (\d+) %", text))
-    assert int(percent["clean"]) > 100 * 2 / 12
-    assert int(percent["labels + 1"]) < 100 * 3 / 12
-    assert int(percent["random labels"]) < 100 * 3 / 12
-    assert numbers(text, "FSLA")[0][0] > numbers(text, "uniform weights")[0][0]
+def tolls(lines):
+    """Tolls save time."""
+    before, after = (numbers(line)[-1] for line in lines)
+    assert after < before
 
 
-def few_shot(text):
-    """New tasks are solved much better with the learnt map than with a random one."""
-    start, _, end, _ = numbers(text, "FSLA")[0]
-    assert end < start / 2
+def distill(lines):
+    """Learnt images teach more than real ones."""
+    before, after = (numbers(line)[-1] for line in lines)
+    assert after > before
 
 
-def equilibrium(text):
-    """The error falls, and more iterations change nothing: the model is at its fixed point."""
-    start, _, thirty, hundred, _ = numbers(text, "FSLA, equilibrium")[0]
-    assert thirty < start / 2
-    assert hundred == pytest.approx(thirty, rel=0.02)
+def penalties(lines):
+    """Without shrinkage the validation loss is lower: that is what overfits."""
+    (_, valid, _), (_, valid_shrunk, _) = map(numbers, lines)
+    assert valid < valid_shrunk
 
 
-CHECKS = {check.__name__: check for check in (ridge_penalties, class_weights, mixture_weights, few_shot, equilibrium)}
+def denoise(lines):
+    """Denoised images are closer to the clean ones."""
+    noisy, denoised = numbers(lines[0])
+    assert denoised > noisy + 1
 
 
-def test_examples_all_have_a_check():
+def critic(lines):
+    """The policy reaches the goal more often."""
+    before, after = (numbers(line)[-1] for line in lines)
+    assert after > before
+
+
+def sinusoids(lines):
+    """New tasks are solved better with learnt features than with random ones."""
+    before, after = (numbers(line)[-1] for line in lines)
+    assert after < before
+
+
+def architecture(lines):
+    """Each layer has shares that sum to 1 and are no longer equal."""
+    for line in lines:
+        shares = numbers(line)
+        assert sum(shares) == pytest.approx(1, abs=0.01)
+        assert max(shares) > min(shares)
+
+
+def equilibrium(lines):
+    """The error falls."""
+    before, after = (numbers(line)[-1] for line in lines)
+    assert after < before
+
+
+def source_weights(lines):
+    """Clean sources have larger weights than those whose labels are wrong."""
+    weights = {line[:20].strip(): numbers(line[20:])[0] for line in lines[:-1]}
+    assert weights["clean"] > weights["labels + 1"]
+
+
+def text_mixture(lines):
+    """Shares sum to 1, and the program tells how often each source was read."""
+    assert sum(numbers(line)[1] for line in lines) == pytest.approx(1, abs=0.05)
+    assert all(numbers(line)[2] > 0 for line in lines)
+
+
+def hyper_cleaning(lines):
+    """Wrong labels get smaller weights than right ones."""
+    wrong, right = numbers(lines[0])
+    assert wrong < right
+
+
+def class_weights(lines):
+    """Rare classes get larger weights."""
+    weights, _ = map(numbers, lines)
+    assert sum(weights[5:]) > sum(weights[:5])
+
+
+CHECKS = {
+    check.__name__: check
+    for check in (
+        poison, tolls, distill, penalties, denoise, critic, sinusoids, architecture, equilibrium, source_weights,
+        text_mixture, hyper_cleaning, class_weights,
+    )
+}  # fmt: skip
+
+
+def test_examples_all_have_check_comparison_and_page():
     assert sorted(CHECKS) == NAMES
+    assert sorted(path.stem for path in (EXAMPLES / "comparisons").glob("[!_]*.py")) == NAMES
+    assert sorted(path.stem for path in (ROOT / "docs" / "gallery").glob("*.md") if path.stem != "index") == NAMES
+    assert sorted(RESULTS) == NAMES
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_example_runs(name, tmp_path):
-    path = EXAMPLES / f"{name}.py"
-    assert len(path.read_text(encoding="utf-8").splitlines()) <= 120
-    source = str(Path(fsla.__file__).parents[1])
-    environment = {**os.environ, "PYTHONPATH": source, "MPLBACKEND": "Agg", "PYTHONIOENCODING": "utf-8"}
-    command = [sys.executable, "-W", "error::UserWarning", str(path), "--small", "--out", str(tmp_path)]
-    done = finish(*command, env=environment, cwd=tmp_path, encoding="utf-8")
-    assert done.returncode == 0, done.stderr
-    CHECKS[name](done.stdout)
-    assert [p.name for p in tmp_path.iterdir()] == [f"{name}.png"]
+def test_example_runs_and_is_short(name, tmp_path):
+    """What a reader copies works as it stands, and a page can show it."""
+    text = (EXAMPLES / f"{name}.py").read_text(encoding="utf-8")
+    core = text.split("# --8<-- [start:core]\n")[1].split("# --8<-- [end:core]")[0]
+    assert len(core.splitlines()) <= 60
+    CHECKS[name](run(EXAMPLES / f"{name}.py", tmp_path, "--small").splitlines())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
+def test_comparison_runs(name, tmp_path):
+    """Each method that the results name still runs, and the picture is drawn."""
+    path = tmp_path / "gallery.json"
+    run(EXAMPLES / "gallery.py", tmp_path, name, "--small", "--json", path, "--pictures", tmp_path)
+    rows = json.loads(path.read_text(encoding="utf-8"))["examples"][name]["rows"]
+    assert [row["method"] for row in rows] == [row["method"] for row in RESULTS[name]["rows"]]
+    assert all(row["mean"] is not None for row in rows)
     assert (tmp_path / f"{name}.png").read_bytes().startswith(PNG)
 
 
-def test_example_learned_loss_has_fifteen_lines():
-    marks = re.findall(r"# \+(\d+)", (EXAMPLES / "class_weights.py").read_text(encoding="utf-8"))
-    assert [int(m) for m in marks] == list(range(1, len(marks) + 1))
-    assert len(marks) <= 15
+@pytest.mark.parametrize("name", NAMES)
+def test_results_name_commit_date_and_three_seeds(name):
+    """A figure without these cannot be checked."""
+    result = RESULTS[name]
+    assert re.fullmatch(r"[0-9a-f]{12}( with changes)?", result["commit"])
+    assert re.fullmatch(r"\d{4}-\d\d-\d\d", result["date"])
+    assert result["command"].startswith("python examples/gallery.py")
+    assert all(len(row["values"]) == 3 for row in result["rows"])
+
+
+def test_pages_have_the_figures_of_the_results():
+    """A figure that is typed by hand goes stale: the pages are filled from the results."""
+    run(EXAMPLES / "gallery.py", ROOT, "--only", "pages", "--check")

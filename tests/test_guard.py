@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import fsla
-from fsla.train._guard import KNOWN, Scale
+from fsla.train._guard import KNOWN, SHORTEST, Rise, Scale
 from support import ClassWeights, class_weighted_loss, plain_loss
 
 F64 = torch.float64
@@ -147,6 +147,74 @@ def test_scale_separates_divergence_from_growth(sizes, diverges):
     for size in sizes:
         scale.observe(size)
     assert (scale.growths >= KNOWN) == diverges
+
+
+@pytest.mark.parametrize("unit", [1e-6, 1.0, 1e6])
+def test_guard_accepts_inner_loss_that_leaves_its_minimum(unit):
+    """ω starts at ω*(λ), so that G rises from rounding to what a moving λ leaves of it, and stays there."""
+
+    def inner_loss(model, outer, batch):
+        return unit * (model.w - outer.lam).square().sum()
+
+    def outer_loss(model, outer, batch):
+        return (model.w - 3).square().sum()
+
+    start = Parameters(w=torch.zeros(4, dtype=F64)), Parameters(lam=torch.zeros(4, dtype=F64))
+    model, _, _ = run((*start, {"inner_loss": inner_loss, "outer_loss": outer_loss}), steps=400)
+    assert (model.w - 3).norm() < 1
+
+
+class Uphill(torch.optim.SGD):
+    """An optimiser that walks in the wrong direction."""
+
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for p in group["params"]:
+                p.grad = -p.grad
+        return super().step(closure)
+
+
+def test_guard_says_once_that_outer_loss_stays_high_and_shortens_steps():
+    """Nothing diverges where λ circles above its start, and nobody would notice."""
+    uphill = {"outer_optimizer": partial(Uphill, lr=0.01), "projection": fsla.steps.Box(-2, 2)}
+    with pytest.warns(fsla.RisingLossWarning, match="has been above") as caught:
+        _, _, opt = run(quadratic(0), steps=400, **uphill)
+    assert len(caught) == 1
+    assert opt.outer_optimizer.param_groups[0]["lr"] < 0.005
+    saved = opt.state_dict()
+    opt.load_state_dict(saved)
+    assert opt._guard.rise.reported
+
+
+def test_guard_shortens_automatic_steps_but_not_for_good():
+    """A λ that could not move any more would never come back."""
+    opt = fsla.SOBA(*quadratic(0)[:2], **quadratic(0)[2])
+    opt._guard.rise.start = 1.0
+    with pytest.warns(fsla.RisingLossWarning):
+        halved = [opt._guard.shorten(step) for step in range(10)]
+    assert halved == [True] * 4 + [False] * 6
+    assert opt._algorithm_now.outer_update.factor == SHORTEST
+
+
+@pytest.mark.parametrize(
+    ("losses", "rises"),
+    [
+        ([1.0] * 500, False),
+        ([1.0, 2.0, *[1.9] * 500], False),
+        ([1.0] * 50 + [1.1] * 70 + [0.9] * 100, False),
+        ([1.0] * 50 + ([1.1] * 10 + [0.9] * 10) * 50, False),
+        ([1.0] * 50 + [1e6] + [0.9] * 300, False),
+        ([1.0] * 50 + [1.1] * 120, True),
+        ([1.0] * 50 + [1.1] * 40 + [0.9] * 10 + [1.1] * 100, True),
+        ([-1.0] * 50 + [-0.9] * 120, True),
+        ([0.0] * 50 + [1e-9] * 120, True),
+    ],
+)
+def test_rise_needs_most_losses_of_100_steps_above_the_start(losses, rises):
+    """The noise of batches goes both ways, and a λ that circles is above its start most of the time."""
+    rise = Rise()
+    reported = [rise.observe(loss, step) for step, loss in enumerate(losses)]
+    assert any(reported) == rises
 
 
 def test_guard_does_not_copy_frozen_backbone(tmp_path):

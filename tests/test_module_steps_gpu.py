@@ -187,7 +187,7 @@ def test_step_launches_do_not_grow_with_the_layers():
 
 def launches(work):
     activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
-    with torch.profiler.profile(activities=activities) as seen:
+    with torch.profiler.profile(activities=activities, acc_events=True) as seen:
         work()
         torch.cuda.synchronize()
     return sum(event.name.startswith(("cudaLaunchKernel", "cuLaunchKernel")) for event in seen.events())

@@ -5,7 +5,9 @@ from pathlib import Path
 
 import pytest
 
-PAGE = (Path(__file__).parent.parent / "docs" / "recipes.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parent.parent / "docs" / "how-to" / "sample-class-penalty-weights.md").read_text(
+    encoding="utf-8"
+)
 SETUP, LOOP, *RECIPES = re.findall(r"```python\n(.*?)```", PAGE, flags=re.DOTALL)
 ROWS = re.findall(r"^\| \[(.*?)\]\(#.*?\) \| (\d+) \| (\.\d+) \|$", PAGE, flags=re.MULTILINE)
 PLAIN = re.search(r"^\| the plain loop \| +\| (\.\d+) \|$", PAGE, flags=re.MULTILINE)

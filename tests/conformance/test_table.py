@@ -1,4 +1,4 @@
-"""The table of all algorithms in docs/algorithms/index.md agrees with what is measured."""
+"""The table of all algorithms in docs/reference/algorithms/index.md agrees with what is measured."""
 
 import re
 from pathlib import Path
@@ -11,7 +11,7 @@ from fsla import StepBatches, algorithms
 from fsla._state_tree import tensors_of
 from fsla_reproduction.problems import Quadratic
 
-DOCS = Path(__file__).parent.parent.parent / "docs" / "algorithms"
+DOCS = Path(__file__).parent.parent.parent / "docs" / "reference" / "algorithms"
 COLUMNS = {
     "∂_ω G": ("grad",),
     "∂_λ G": ("forward",),
@@ -82,7 +82,7 @@ def measured_row(name):
 @pytest.mark.parametrize("name", sorted({*TABLE, *algorithms.list_algorithms()}))
 def test_cost_table_lists_every_algorithm(name):
     assert name in algorithms.list_algorithms()
-    assert name in TABLE, f"Add a row to docs/algorithms/index.md, with its page:\n\n{measured_row(name)}"
+    assert name in TABLE, f"Add a row to docs/reference/algorithms/index.md, with its page:\n\n{measured_row(name)}"
 
 
 def test_measured_row_has_the_table_s_columns():

@@ -295,6 +295,15 @@ def to_json(records: Sequence[Record], run: Mapping[str, object]) -> str:
 
 
 def write_result(result: Mapping[str, Any]) -> list[str]:
-    """Return the tables of a file of results as lines of Markdown."""
+    """Return the tables of a page as lines of Markdown: a summary of each measure, and the scores line by line.
+
+    `fsla bench data` writes all tables beside its records.
+    """
     records = [dict(zip(result["columns"], row, strict=True)) for row in result["rows"]]
-    return write_report(records, level=3).splitlines()
+    lines = compare(records, "score", REPORTED_SEEDS, TUNING_SEEDS)
+    text = ["### Accuracy, R2 in regression\n", write_summary(lines), write_short(lines)]
+    for measure, title in MEASURES.items():
+        further = compare(records, measure, REPORTED_SEEDS, TUNING_SEEDS)
+        if further:
+            text += [f"### {title}\n", write_summary(further)]
+    return "\n".join(text).splitlines()

@@ -40,7 +40,8 @@ from fsla_reproduction.problems.transformer import (
 
 SOURCES = 10
 WARM_UP = 8
-STEPS = 100
+STEPS = {"transformer": {"eager": 100, "graph": 100, "compile": 100}, "cnn": {"eager": 200, "graph": 2000}}
+"""Steps that are timed. Captured ones are compared with the step itself at first, which many short ones outweigh."""
 IMAGES = 5_000
 Batch = tuple[Tensor, Tensor, Tensor]
 """Inputs, targets and the source of each sample."""
@@ -63,7 +64,7 @@ class Cost:
         problem, run, engine: which run it is.
         outer_every: λ moves at one step in so many; None for plain training.
         first_s: seconds of the first step.
-        ms: milliseconds of a step, the mean of STEPS after WARM_UP.
+        ms: milliseconds of a step, the mean of STEPS of the engine after WARM_UP.
         ratio: the same in plain steps of the same engine, timed before and after.
         peak_ratio: the most memory that the run takes, in that of plain training; None on a CPU.
         launches: kernel launches of a step on which λ moves, beyond those of its three passes; None on a CPU.
@@ -271,6 +272,7 @@ TRANSFORMER_RUNS = [
     for outer_every in (1, 8)
     for name in ("step", "step, no rollback", "backward")
 ]
+CAPTURED_TRANSFORMER_RUNS = [Run("step", outer_every, engine="graph") for outer_every in (1, 8)]
 _RATES = constant(0.05, 0.01, 0.01)
 _METHODS: dict[str, Algorithm[Any]] = {
     "soba": algorithms.soba(_RATES),
@@ -325,26 +327,26 @@ def measure_training(
         _collect(device)
 
     peaks: dict[str, float | None] = {}
-    for mode in ("eager", "compile") if "transformer" in only else ():
-        if mode == "compile" and not compile_too:
-            continue
+    modes = ["eager", *(["graph"] if on_gpu else []), *(["compile"] if compile_too else [])]
+    for mode in modes if "transformer" in only else ():
         size, sequences = (TransformerSize(vocabulary=16384, tied=True), 16) if on_gpu else (TINY, 4)
         text = TransformerTask(device, size, sequences)
-        make = text.model if mode == "eager" else partial(compiled, text.model)
-        reference = text.plain(make())
+        make = partial(compiled, text.model) if mode == "compile" else text.model
+        plain_step = text.plain_captured if mode == "graph" else text.plain
+        reference = plain_step(make())
         _repeat(reference, WARM_UP)
-        peaks[mode] = _peak(device, lambda: _repeat(text.plain(make()), WARM_UP))  # noqa: B023
-        for run in TRANSFORMER_RUNS:
+        peaks[mode] = _peak(device, lambda: _repeat(plain_step(make()), WARM_UP))  # noqa: B023
+        for run in CAPTURED_TRANSFORMER_RUNS if mode == "graph" else TRANSFORMER_RUNS:
             measure("transformer", text, make, run, mode, reference)
     peaks.clear()
     if "cnn" in only:
         images = CNNTask(device)
-        plain = {"eager": images.plain(images.model())}
+        references = {"eager": images.plain(images.model())}
         if on_gpu:
-            plain["graph"] = images.plain_captured(images.model())
+            references["graph"] = images.plain_captured(images.model())
         for run in CNN_RUNS:
-            if run.engine in plain:
-                measure("cnn", images, images.model, run, run.engine, plain[run.engine])
+            if run.engine in references:
+                measure("cnn", images, images.model, run, run.engine, references[run.engine])
     return costs, notes
 
 
@@ -358,6 +360,7 @@ def _measured(
     plain_peak: float | None,
 ) -> Cost:
     device = task.device
+    steps = STEPS[problem][engine]
     current: dict[str, Any] = {}
 
     def begin() -> None:
@@ -375,17 +378,17 @@ def _measured(
         _repeat(current["step"], WARM_UP - 1)
 
     peak = _peak(device, warm_up)
-    beside.append(_seconds(device, lambda: _repeat(reference, STEPS // 2)))
-    taken.append(_seconds(device, lambda: _repeat(current["step"], STEPS)))
-    beside.append(_seconds(device, lambda: _repeat(reference, STEPS // 2)))
+    beside.append(_seconds(device, lambda: _repeat(reference, steps // 2)))
+    taken.append(_seconds(device, lambda: _repeat(current["step"], steps)))
+    beside.append(_seconds(device, lambda: _repeat(reference, steps // 2)))
     launches = None
-    if device.type == "cuda" and problem == "transformer":
+    if device.type == "cuda" and problem == "transformer" and engine != "graph":
         while not _is_bare(current["bilevel"]):
             current["step"]()
         passes = _three_passes(task, current["bilevel"])
         passes()
         launches = _launches(current["step"]) - _launches(passes)
-    ms = 1e3 * taken[0] / STEPS
+    ms = 1e3 * taken[0] / steps
     ratio = taken[0] / sum(beside)
     peak_ratio = None if peak is None or plain_peak is None else peak / plain_peak
     return Cost(problem, run.name, engine, run.outer_every, current["first_s"], ms, ratio, peak_ratio, launches)
@@ -417,7 +420,7 @@ def _three_passes(task: Task, bilevel: BilevelOptimizer) -> Step:
 
 def _launches(step: Step) -> int:
     torch.cuda.synchronize()
-    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as seen:
+    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA], acc_events=True) as seen:
         step()
         torch.cuda.synchronize()
     return sum(event.name in _LAUNCHES for event in seen.events())

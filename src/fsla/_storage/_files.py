@@ -18,6 +18,8 @@ from pathlib import Path
 _TEMPORARY = re.compile(r"\..+\.fsla-([0-9a-f]{8})-([0-9]{1,10})-[0-9a-f]{16}\.(tmp|old)")
 """The name of a temporary file or folder: host, process and a random part."""
 _SAFE = sum(getattr(os, f"O_{name}", 0) for name in ("NOFOLLOW", "NONBLOCK", "CLOEXEC", "BINARY"))
+_PROBE = "probe"
+"""Name of the file that shows whether a folder can be written."""
 _KINDS = {stat.S_IFLNK: "a symbolic link", stat.S_IFDIR: "a folder", stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket"}
 
 
@@ -63,7 +65,7 @@ def publish_file(path: Path, content: bytes) -> None:
         OSError: if the file cannot be written; it names `path`, and what was there stays.
     """
     check_regular(path)
-    with _named(path):
+    with naming(path):
         _replace(path, content)
 
 
@@ -73,7 +75,7 @@ def write_bytes(path: Path, content: bytes) -> None:
     A link is followed. What is there and is no regular file, such as /dev/null or a pipe, is written into, since a
     rename would replace it. An OSError names `path`, not the temporary file.
     """
-    with _named(path):
+    with naming(path):
         if _special(path):
             path.write_bytes(content)
         else:
@@ -87,7 +89,7 @@ def write_text(path: Path, text: str) -> None:
 
 def ensure_writable(path: Path) -> None:
     """Make the folder of a file and raise an OSError unless the file can be written: asked before long work."""
-    with _named(path):
+    with naming(path):
         if _special(path):
             problem = errno.EISDIR if path.is_dir() else 0 if os.access(path, os.W_OK) else errno.EACCES
             if problem:
@@ -98,9 +100,9 @@ def ensure_writable(path: Path) -> None:
 
 def ensure_folder(folder: Path) -> None:
     """Make a folder and raise an OSError, which names it, unless files can be written in it."""
-    with _named(folder):
+    with naming(folder):
         folder.mkdir(parents=True, exist_ok=True)
-        probe = _temporary(folder / "probe")
+        probe = _temporary(folder / _PROBE)
         os.close(_create(probe))
         probe.unlink()
 
@@ -122,11 +124,13 @@ def is_temporary(path: Path) -> bool:
 def temporary_folder(target: Path, names: Collection[str]) -> Iterator[Path]:
     """Make a folder beside `target`, to be filled and published; its files with these names are removed at the end."""
     folder = _temporary(target)
-    folder.mkdir()
+    with naming(target):
+        folder.mkdir()
     try:
         yield folder
     finally:
-        _clear(folder, names)
+        with suppress(OSError):  # What stays has a temporary name, and the next run removes it.
+            _clear(folder, names)
 
 
 def publish_folder(folder: Path, target: Path, listed: Callable[[Path], Collection[str]]) -> None:
@@ -144,26 +148,35 @@ def publish_folder(folder: Path, target: Path, listed: Callable[[Path], Collecti
     Raises:
         FileError: if `target` holds anything else. It stays, and the new folder gets another name.
     """
-    for path in (*folder.iterdir(), folder):
-        sync(path)
-    if not os.path.lexists(target):
-        folder.rename(target)
-        sync(target.parent)
-        return
-    others = foreign(target, listed(target))
-    if not others:
-        _swap(folder, target)
-        sync(target.parent)
-        others = foreign(folder, listed(folder))  # since a file may have come between the look and the swap
+    with naming(target):
+        for path in (*folder.iterdir(), folder):
+            sync(path)
+        others = _exchange(folder, target, listed)
         if not others:
             return
-        _swap(folder, target)
-    spare = target.with_name(f"{target.name}-{os.urandom(4).hex()}")
-    folder.rename(spare)
+        spare = target.with_name(f"{target.name}-{os.urandom(4).hex()}")
+        folder.rename(spare)
     raise FileError(
         f"Cannot replace {target}: fsla did not write {some(others)}. The folder is as it was, and the new results are "
         f"in {spare}."
     )
+
+
+def _exchange(folder: Path, target: Path, listed: Callable[[Path], Collection[str]]) -> list[str]:
+    """Put a folder in the place of another, unless that holds names that are not listed: return these."""
+    if not os.path.lexists(target):
+        folder.rename(target)
+        sync(target.parent)
+        return []
+    others = foreign(target, listed(target))
+    if others:
+        return others
+    _swap(folder, target)
+    sync(target.parent)
+    others = foreign(folder, listed(folder))  # since a file may have come between the look and the swap
+    if others:
+        _swap(folder, target)
+    return others
 
 
 def foreign(folder: Path, names: Collection[str]) -> list[str]:
@@ -180,6 +193,9 @@ def mend_folder(target: Path, names: Collection[str]) -> None:
     Only files with these names are removed. The caller holds the lock of `target`.
     """
     for path in target.parent.iterdir():
+        if path.name.startswith(_start(path.with_name(_PROBE))) and _is_orphan(path):
+            with suppress(OSError):
+                path.unlink()
         if not _is_orphan(path) or not path.name.startswith(_start(target)) or path.is_symlink() or not path.is_dir():
             continue
         if path.suffix == ".old" and not os.path.lexists(target):
@@ -311,8 +327,8 @@ def _runs(process: int) -> bool:
 
 
 @contextmanager
-def _named(path: Path) -> Iterator[None]:
-    """An OSError from inside names the path, whatever file it came from."""
+def naming(path: Path) -> Iterator[None]:
+    """Make an OSError from inside name the path, whatever file it came from."""
     try:
         yield
     except OSError as error:

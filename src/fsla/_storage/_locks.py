@@ -16,7 +16,7 @@ try:
 except ImportError:  # not on Windows
     fcntl = None  # type: ignore[assignment]
 
-from fsla._storage._files import FileError, open_regular
+from fsla._storage._files import FileError, naming, open_regular
 
 _locked_paths: set[Path] = set()
 _guard = threading.Lock()
@@ -40,15 +40,17 @@ def locked(path: Path, folder: Path) -> Iterator[None]:
     with _guard:
         if path in _locked_paths:
             raise _busy(folder, f"{os.getpid()} (this one)")
-        file = _take(path, folder)
+        with naming(path):
+            file = _take(path, folder)
         _locked_paths.add(path)
     try:
         yield
     finally:
         with _guard:
             if file is not None:
-                if _is_at(path, file):
-                    path.unlink(missing_ok=True)
+                with suppress(OSError):  # A file that stays locks nothing.
+                    if _is_at(path, file):
+                        path.unlink()
                 os.close(file)
             _locked_paths.discard(path)
 

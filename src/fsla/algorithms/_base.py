@@ -18,7 +18,7 @@ from typing import Any, Generic, Self, TypeVar
 
 import torch
 
-from fsla._checks import whole_number
+from fsla._checks import function, instance, whole_number
 from fsla._state_tree import evolve, map_tensors, saved, tensors_of
 from fsla._tree import Tree, axpy, zeros_like
 from fsla.problems._batches import BatchSpec, StepBatches, mix_seed
@@ -123,7 +123,12 @@ class Algorithm(ABC, Generic[S]):
                 "step_sizes must be step sizes, such as fsla.steps.constant(outer_lr, inner_lr, adjoint_lr). "
                 f"Got {type(self.step_sizes).__name__} instead."
             )
-        whole_number(self.outer_every, "outer_every", type(self).__name__)
+        owner = type(self).__name__
+        whole_number(self.outer_every, "outer_every", owner)
+        function(self.projection, "projection", owner, optional=True)
+        for name in ("inner_update", "adjoint_update", "outer_update"):
+            if name != "outer_update" or self.outer_update is not None:
+                instance(getattr(self, name), Update, name, owner, "an update, such as fsla.steps.Momentum()")
         object.__setattr__(self, "step_sizes", self.step_sizes.spaced(self.outer_every))
 
     @cached_property

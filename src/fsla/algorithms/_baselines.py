@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Literal
 
+from fsla._checks import whole_number
 from fsla.algorithms._orders import Alternating
 from fsla.algorithms._registry import register
 from fsla.algorithms._single_loop import AUTOMATIC, Sizes
@@ -121,6 +122,7 @@ def _baseline(
     momentum: str,
     projection: Projection | None,
 ) -> Alternating:
+    whole_number(inner_steps, "inner_steps", "the algorithm")
     return Alternating(
         step_sizes=step_sizes,
         estimator=estimator,

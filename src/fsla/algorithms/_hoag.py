@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fsla._checks import positive, whole_number
+from fsla._checks import number, positive, whole_number
 from fsla._state_tree import evolve, saved
 from fsla._tree import Tree, axpy, dense, norm, scalar, sub, zeros_like
 from fsla.algorithms._base import Algorithm, State
@@ -60,6 +60,7 @@ class Hoag(Algorithm[HoagState]):
         super().__post_init__()
         for name in ("tolerance", "decay", "up", "down"):
             positive(getattr(self, name), name, "Hoag")
+        number(self.decay, "decay", "Hoag", low=0.0, high=1.0)
         whole_number(self.max_iter, "max_iter", "Hoag")
 
     def start(self, state: State, step: StepContext) -> HoagState:

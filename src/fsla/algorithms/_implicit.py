@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from fsla._checks import positive
+from fsla._checks import positive, whole_number
 from fsla.algorithms._orders import Alternating
 from fsla.algorithms._registry import register
 from fsla.algorithms._single_loop import AUTOMATIC, Sizes, after_inner
@@ -205,6 +205,7 @@ def implicit_neumann(
         >>> minimize(fsla.algorithms.implicit_neumann(constant(0.2, 0.5, 0.0), outer_update=outer_update))
         1.0
     """
+    whole_number(hvp_steps, "hvp_steps", "the algorithm")
     solve = Neumann(hvp_steps + 1, adjoint_lr)
     return after_inner(Solved(solve), step_sizes, inner_steps, projection, outer_update)
 

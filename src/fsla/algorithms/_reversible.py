@@ -16,7 +16,7 @@ from fractions import Fraction
 import torch
 from torch import Tensor
 
-from fsla._checks import whole_number
+from fsla._checks import number, whole_number
 from fsla._state_tree import evolve
 from fsla._tree import Scalar, Tree, axpy, dense, scale, zeros_like
 from fsla.algorithms._base import Algorithm, State
@@ -98,6 +98,7 @@ class Reversible(Algorithm[State]):
     def __post_init__(self) -> None:
         super().__post_init__()
         whole_number(self.inner_steps, "inner_steps", "Reversible")
+        number(self.decay, "decay", "Reversible")
         if not 0 < self._factor < 1:
             raise ValueError(f"The 'decay' of Reversible must lie between 0 and 1. Got {self.decay!r} instead.")
 

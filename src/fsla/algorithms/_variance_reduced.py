@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from fsla._checks import positive
+from fsla._checks import positive, whole_number
 from fsla._state_tree import evolve, saved
 from fsla._tree import Tree, axpy, dense, scale, sub
 from fsla.algorithms._base import Algorithm, State
@@ -73,6 +73,7 @@ def mrbo(
         >>> minimize(fsla.algorithms.mrbo(constant(0.2, 0.5, 0.0, 0.5), adjoint_lr=0.5))
         1.0
     """
+    whole_number(hvp_steps, "hvp_steps", "the algorithm")
     return _both(step_sizes, STORM(), Solved(Neumann(hvp_steps + 1, adjoint_lr)), projection)
 
 

@@ -119,6 +119,7 @@ def vrbo(
         >>> minimize(fsla.algorithms.vrbo(constant(0.2, 0.3, 0.0), inner_steps=1, hvp_steps=4, adjoint_lr=0.5))
         1.0
     """
+    whole_number(hvp_steps, "hvp_steps", "vrbo")
     return Vrbo(
         step_sizes=PeriodicRefresh(step_sizes, refresh_period),
         estimator=Solved(Neumann(hvp_steps + 1, adjoint_lr)),

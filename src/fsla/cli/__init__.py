@@ -5,10 +5,10 @@ Packages add commands by entry points of the group `fsla.commands`: a Typer appl
 
 from __future__ import annotations
 
-import errno
 import io
 import os
 import sys
+import warnings
 from functools import cache
 from importlib.metadata import entry_points
 from typing import Annotated, Any
@@ -17,11 +17,10 @@ import typer
 from typer.core import TyperGroup
 
 from fsla import __version__
-from fsla._extras import install_hint
 from fsla.cli.data import clean, weigh
+from fsla.cli.errors import report
 from fsla.cli.options import EXIT_CODES
 from fsla.cli.screen import print_error, print_line
-from fsla.distributed import DistributedError, should_report
 
 ELSEWHERE = ("reproduce", "compare", "bench", "data")
 """Commands of the repository's other packages."""
@@ -81,27 +80,20 @@ def add_commands() -> None:
             app.command(point.name, epilog=EXIT_CODES)(command)
 
 
-def _message(error: Exception) -> str:
-    if isinstance(error, ModuleNotFoundError):
-        return install_hint(error)
-    if not isinstance(error, OSError) or error.strerror is None:
-        return str(error)
-    full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-    hint = " Free some room and give the same command again; experiments resume." if full else ""
-    return f"{error.filename or 'Every file'} must be usable. It is not: {error.strerror}.{hint}"
-
-
 def main() -> None:
-    """Run the command. What the user can mend gets one message and the exit code 2, without a traceback."""
+    """Run the command, and word every error: 2 for what the user can mend, 70 for a defect of fsla."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # Greek letters, where the terminal has none
+    warnings.showwarning = _show_warning
     try:
         add_commands()
         app()
-    except (ModuleNotFoundError, DistributedError, ValueError, OSError) as error:
-        if os.environ.get("FSLA_TRACEBACK"):
+    except BaseException as error:
+        if isinstance(error, SystemExit) or os.environ.get("FSLA_TRACEBACK"):
             raise
-        text = _message(error)
-        if should_report(text):
-            print_error(text, always=True)
-        sys.exit(2)
+        sys.exit(report(error))
+
+
+def _show_warning(message: Warning | str, *place: Any, **more: Any) -> None:
+    """Print a warning as one line, with what a terminal would act on as an escape."""
+    print_error(f"warning: {message}")

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fsla._checks import pick_device
+from fsla.cli.errors import message_of
 from fsla.cli.options import Device
 from fsla.cli.screen import console, interruptible, print_error, print_line, watched
 from fsla.distributed import get_group
@@ -223,7 +224,10 @@ def _clean(data: Any, quiet: bool, **options: Any) -> CleaningResult:
         try:
             result = run(data, progress=progress, **options)
         except ValueError as error:
-            raise ValueError(as_flags(str(error))) from error
+            text = message_of(error)
+            if text is None:
+                raise
+            raise ValueError(as_flags(text)) from error
     for text in dict.fromkeys(str(w.message) for w in caught if issubclass(w.category, UserWarning)):
         print_error(text)
     return result

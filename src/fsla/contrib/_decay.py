@@ -22,13 +22,22 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fsla._storage._json_values import number, record
 from fsla._tree import Tree
 from fsla.steps._projections import Box
+from fsla.train._schema import check_like, check_numbers
 
 BLOCK = 2048
 """Steps of a block; a further step costs a sweep over a block's numbers, and over a number for each full block."""
 FLOOR = 1e-290
 """D below this is 0, since numbers near the smallest of float64 are slow to compute with and never reach 0."""
+_DECAY = record(
+    k=number(int, 0),
+    block=number(int, 1, 1 << 20),
+    steps=lambda value: isinstance(value, Tensor),
+    blocks=lambda value: isinstance(value, Tensor),
+)
+"""What a saved decay must be."""
 CHUNK = 1 << 20
 """Rows that a sweep brings up to date at once."""
 
@@ -180,3 +189,19 @@ class RowTable:
         d = {name: t.clone() for name, t in saved["d"].items()}
         last = saved["last"].clone()
         return cls(lam, d, last, Decay.from_state_dict(saved["decay"], last.device), box)
+
+
+def check_rows(saved: Any, table: Mapping[str, Any]) -> None:
+    """Raise a ValueError unless a value is the `state_dict` of as many rows, of the same form, as those of a table."""
+    if not isinstance(saved, Mapping) or saved.keys() != table.keys() or not _DECAY(saved["decay"]):
+        raise ValueError("Cannot load state: its rows are malformed.")
+    for name in ("lam", "d", "last"):
+        check_like(name, saved[name], table[name])
+    decay = saved["decay"]
+    k, block = decay["k"], decay["block"]
+    shapes = {"steps": (2, k), "blocks": (2, k // block + 1)}
+    if any(decay[name].shape != shape or decay[name].dtype != torch.float64 for name, shape in shapes.items()):
+        raise ValueError(f"Cannot load state: the decay of its rows is not of {k} steps.")
+    check_numbers("rows", [saved["lam"], saved["d"], decay["steps"], decay["blocks"]])
+    if not bool(((saved["last"] >= 0) & (saved["last"] <= k)).all()):
+        raise ValueError(f"Cannot load state: it has rows that were touched after step {k}.")

@@ -17,10 +17,11 @@ import torch.distributed as dist
 from torch import Tensor
 
 from fsla import _tree as tree
+from fsla._checks import instance
 from fsla._tree import Tree
 from fsla.algorithms._base import Algorithm, State
 from fsla.algorithms._orders import Alternating, Simultaneous
-from fsla.contrib._decay import CHUNK, RowTable
+from fsla.contrib._decay import CHUNK, RowTable, check_rows
 from fsla.distributed._partition import BatchShard
 from fsla.distributed._shards import IndexRange, gather_rows
 from fsla.problems._batches import Batch, StepBatches
@@ -30,6 +31,7 @@ from fsla.steps._momentum import Direction
 from fsla.steps._projections import Box
 from fsla.steps._schedules import Rates
 from fsla.steps._updates import GradientDescent, Projected, Update, Variable
+from fsla.train._schema import check_forms, check_numbers
 
 S = TypeVar("S", bound=State)
 
@@ -125,6 +127,9 @@ class LazyRowOptimizer(Generic[S]):
         index_range: IndexRange | None = None,
         wrap_problem: Callable[[WeightedLossProblem], Oracles] | None = None,
     ) -> None:
+        instance(algorithm, Algorithm, "algorithm", "LazyRowOptimizer", "an algorithm, such as fsla.algorithms.soba()")
+        if index_range is not None:
+            instance(index_range, IndexRange, "index_range", "LazyRowOptimizer", "a fsla.distributed.IndexRange")
         self._rule = Rule.of(algorithm)
         _check_problem(problem)
         assert problem.row_index is not None
@@ -209,14 +214,18 @@ class LazyRowOptimizer(Generic[S]):
         """Go on where `state_dict` was called.
 
         Raises:
-            ValueError: if it is of samples that this rank does not own; then nothing is set.
+            ValueError: if it is malformed, or of samples that this rank does not own; then nothing is set.
         """
+        _check_saved(saved, self.state)
         if saved["index_range"] != self.index_range:
             raise ValueError(
                 f"The saved run must be of the samples that this rank owns: {self.index_range}. Got "
                 f"{saved['index_range']} instead. Start as many processes as wrote it, or call fsla.contrib.reshard "
                 "first."
             )
+        check_rows(saved["rows"], self.table.state_dict())
+        if saved["state"].step_count != saved["rows"]["decay"]["k"]:
+            raise ValueError("Cannot load state: its parts are of different steps.")
         self.state = saved["state"]
         self.table = RowTable.from_state_dict(saved["rows"], self._rule.box)
 
@@ -248,6 +257,24 @@ class LazyRowOptimizer(Generic[S]):
     def _places(self, data: Any) -> Tensor:
         """Where a batch's rows are among those that the step touches."""
         return torch.searchsorted(self._index, self._indices(data) - self.index_range.start)
+
+
+def _check_saved(saved: Mapping[str, Any], state: State) -> None:
+    """Raise a ValueError unless a saved run has the parts of this one, and ω and v of its form."""
+    if not isinstance(saved, Mapping) or saved.keys() != {"index_range", "state", "rows"}:
+        raise ValueError("Cannot load state: it is not what state_dict returns.")
+    if not isinstance(saved["index_range"], IndexRange):
+        raise ValueError("Cannot load state: its index_range is malformed.")
+    there = saved["state"]
+    if type(there) is not type(state):
+        raise ValueError(f"Cannot load state: it is of a {type(there).__name__}, expected a {type(state).__name__}.")
+    check_numbers("state", there)
+    check_forms("omega", there.omega.value, state.omega.value)
+    check_forms("adjoint", there.v, state.v)
+    for name, t in state.direction.items():
+        row = there.direction.get(name)
+        if row is None or row.dtype != t.dtype or row.shape[1:] != t.shape[1:] or name not in there.lam.value:
+            raise ValueError(f"Cannot load state: the rows of {name!r} that its last step touched are malformed.")
 
 
 def _check_problem(problem: WeightedLossProblem) -> None:

@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from fsla._checks import whole_number
+from fsla._checks import file_path, instance, target_device, whole_number
 from fsla._storage import _container as container
 from fsla._storage._json_values import items, number, record, text
 from fsla._tree import Tree
@@ -86,7 +86,8 @@ def save_shards(
         >>> sorted(os.listdir("run"))
         ['manifest.fsla', 'rank-0-of-1']
     """
-    folder = Path(folder)
+    folder = file_path(folder, "folder", "save_shards")
+    instance(run, LazyRowOptimizer, "run", "save_shards", "a fsla.LazyRowOptimizer")
     index_range = run.index_range
     several = index_range.world_size > 1
     _save(folder, run.step_count, index_range, {"state": run.state_dict(), "extra": extra_state})
@@ -118,7 +119,9 @@ def load_shards(folder: str | Path, index_range: IndexRange, device: torch.devic
         >>> run.step_count
         1
     """
-    folder = Path(folder)
+    folder = file_path(folder, "folder", "load_shards")
+    instance(index_range, IndexRange, "index_range", "load_shards", "a fsla.distributed.IndexRange")
+    device = target_device(device, "device", "load_shards")
     manifest = _manifest(folder)
     if manifest.num_samples != index_range.num_samples:
         raise CheckpointError(
@@ -156,7 +159,7 @@ def reshard(folder: str | Path, world_size: int) -> None:
         ['manifest.fsla', 'rank-0-of-2', 'rank-1-of-2']
     """
     whole_number(world_size, "world_size", "reshard")
-    folder = Path(folder)
+    folder = file_path(folder, "folder", "reshard")
     manifest = _manifest(folder)
     if world_size > manifest.num_samples:
         raise ValueError(

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from fsla._checks import pick, whole_number
+from fsla._checks import file_path, function, instance, pick, pick_device, whole_number
 from fsla.data import _tables as tables
 from fsla.data._data_fit import DataFit
 from fsla.data._decisions import Decisions, Relabel, decide, uncovered_groups
@@ -95,10 +95,35 @@ def clean(
         >>> sorted(result.candidates["strategy"].unique())
         ['all_data', 'trusted_only']
     """
-    from fsla.data._estimators import choose_learners, choose_strategies
+    from fsla.data._estimators import check_options, choose_learners, choose_strategies
     from fsla.data._loading import load_data
     from fsla.data._selection import fit_data
 
+    _check_columns(
+        label=label,
+        checked=checked,
+        trusted_column=trusted_column,
+        group=group,
+        id=id,
+        annotator=annotator,
+        image=image,
+    )
+    for name, several in (("label_columns", label_columns), ("text", text), ("features", features), ("ignore", ignore)):
+        if several is not None and not (name == "text" and isinstance(several, str)):
+            instance(several, (list, tuple, Set), name, "clean", "a list of columns")
+            for column in several:
+                _check_columns(**{name: column})
+    check_options(strategies, learners, "clean")
+    pick_device(device)
+    function(progress, "progress", "clean", optional=True)
+    function(should_stop, "should_stop", "clean", optional=True)
+    whole_number(random_state, "random_state", "clean", least=0)
+    if image_size is not None:
+        whole_number(image_size, "image_size", "clean")
+    if encoder is not None:
+        folder = file_path(encoder, "encoder", "clean")
+        if not folder.is_dir():
+            raise ValueError(f"Cannot read the encoder {folder}: it is not a folder.")
     pick(relabel, dict.fromkeys(("never", "sure", "all")), "relabel")
     whole_number(review, "review", "clean", least=0)
     loaded = load_data(
@@ -143,6 +168,13 @@ def clean(
         "random_state": random_state,
     }
     return build_result(loaded, fit, relabel=relabel, review=review, seed=random_state, inputs=inputs)
+
+
+def _check_columns(**columns: object) -> None:
+    """Raise unless names of columns are text, or None where there is none."""
+    for name, column in columns.items():
+        if column is not None or name == "label":
+            instance(column, str, name, "clean", "the name of a column")
 
 
 def build_result(

@@ -7,7 +7,7 @@ $y = a_g + b_g t + \mathcal N(0, s_g^2)$ with $t \sim \mathcal N(f(x), v_0)$.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -15,7 +15,7 @@ from scipy.sparse import csr_matrix
 
 from fsla.data._dataset import Array, TrainingData
 from fsla.data._learners import fit_logistic, fit_ridge
-from fsla.data._predictors import softmax
+from fsla.data._predictors import find_temperature, softmax
 
 SHRINKAGE = 5.0
 """Votes that the pooled confusion is worth in a group's own."""
@@ -99,6 +99,10 @@ def fit_crowd(data: TrainingData, checked: Array) -> CrowdFit:
 def run_em(data: TrainingData, checked: Array, accuracy: Array | None = None) -> CrowdFit:
     """Alternate between cross-fitted models, confusions and posteriors.
 
+    The first posterior is the share of each label among the votes of a row. Where there are scores of networks that
+    did not see the votes, it is what these say, calibrated on checked rows: one vote a row that is taken for true
+    says that the votes are right.
+
     Args:
         data: Rows and votes.
         checked: Positions of checked rows whose label is known; votes on other checked rows are not used.
@@ -116,7 +120,12 @@ def run_em(data: TrainingData, checked: Array, accuracy: Array | None = None) ->
     count = np.ones(n)
     count[rows] = CHECKED_COUNT
     fixed = None if accuracy is None else one_coin(accuracy, classes)
-    if fixed is None:
+    if data.features.scores is not None:
+        scores = data.features.scores.copy()
+        scores[:, :classes] /= find_temperature(softmax(scores[rows, :classes]), data.checked_labels[checked])
+        data = replace(data, features=replace(data.features, scores=scores))
+        q = softmax(scores[:, :classes])
+    elif fixed is None:
         plain = np.asarray(votes.sum(1)).ravel()
         by_class = votes @ np.tile(np.eye(classes), (data.num_groups, 1))
         q = (by_class + 0.3 / classes) / (plain + 0.3)[:, None]
@@ -151,7 +160,7 @@ def cross_fit(data: TrainingData, mass: Array, needed: Array, *, penalty: float 
     """
     n, classification = len(mass), data.task == "classification"
     half = np.random.default_rng(seed).permutation(n) % 2
-    z = data.features.dense
+    z = data.features.dense if data.features.scores is None else data.features.scores
     result = np.full(mass.shape, 1 / mass.shape[1]) if classification else np.zeros((n, 1))
     for part in range(2):
         train = mass * (half != part)[:, None]

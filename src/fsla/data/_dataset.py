@@ -23,6 +23,7 @@ class Features:
         images: rows x height x width x channels for networks.
         raw: the rows as the user gave them.
         index: positions in the training data.
+        scores: rows x columns for label correction, where it needs others than `dense`.
 
     Examples:
         >>> features = result.model.builder.transform(table)
@@ -40,6 +41,9 @@ class Features:
     """The rows as the user gave them: for learners of the user's own."""
     index: Array | None = None
     """Position of each row in the training data, None for new rows: for predictions that were computed elsewhere."""
+    scores: Array | None = None
+    """Rows x columns, on images: scores of networks that did not see the row's votes. They replace `dense` in EM, which
+    a network that has learned wrong labels by heart would mislead. None for new rows."""
 
     def __len__(self) -> int:
         return len(self.dense)
@@ -55,6 +59,7 @@ class Features:
             None if self.images is None else self.images[rows],
             raw,
             None if self.index is None else self.index[rows],
+            None if self.scores is None else self.scores[rows],
         )
 
 

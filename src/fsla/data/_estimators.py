@@ -16,7 +16,7 @@ from sklearn.utils.multiclass import check_classification_targets, type_of_targe
 from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import nn
 
-from fsla._checks import pick, whole_number
+from fsla._checks import function, instance, pick, pick_device, whole_number
 from fsla.data._bilevel_strategies import bilevel_strategies
 from fsla.data._data_fit import DataFit
 from fsla.data._dataset import Array, Task, TrainingData, Votes
@@ -85,6 +85,10 @@ class _TrustedEstimator(BaseEstimator):  # type: ignore[misc]
         """Check what is passed, fit, and set the attributes."""
         owner = type(self).__name__
         whole_number(self.cv, "cv", owner, least=2)
+        check_options(self.strategies, self.learners, owner)
+        pick_device(self.device)
+        function(self.progress_callback, "progress_callback", owner, optional=True)
+        function(self.should_stop, "should_stop", owner, optional=True)
         if y is None:
             raise ValueError(f"{owner} requires y to be passed, but the target y is None.")
         rows = self._check_rows(X, reset=True)
@@ -106,7 +110,7 @@ class _TrustedEstimator(BaseEstimator):  # type: ignore[misc]
             strategies=choose_strategies(self.strategies, data),
             learners=self._choose_learners(data, pred_probs),
             folds=self.cv,
-            seed=int(check_random_state(self.random_state).randint(2**20)),
+            seed=_seed_of(self.random_state, owner),
             device=self.device,
             progress=self.progress_callback,
             should_stop=self.should_stop,
@@ -404,20 +408,49 @@ class GroupWeigher(_TrustedEstimator):
         return float(r2_score(y, prediction) if self.task_ == "regression" else accuracy_score(y, prediction))
 
 
+def _seed_of(random_state: Any, owner: str) -> int:
+    """Draw a seed as scikit-learn does."""
+    try:
+        return int(check_random_state(random_state).randint(2**20))
+    except (ValueError, TypeError) as error:
+        raise ValueError(
+            f"The 'random_state' of {owner} must be a number from 0 to 2^32 - 1, a numpy.random.RandomState or None. "
+            f"Got {random_state!r} instead."
+        ) from error
+
+
+def check_options(strategies: object, learners: object, owner: str) -> None:
+    """Raise unless strategies and learners are lists, or None."""
+    for name, value in (("strategies", strategies), ("learners", learners)):
+        if value is not None:
+            if isinstance(value, str) or not isinstance(value, Sequence):
+                raise TypeError(f"The {name!r} of {owner} must be a list. Got {value!r} instead.")
+            if not value:
+                raise ValueError(f"The {name!r} of {owner} must not be empty. Leave it out for what suits the data.")
+
+
 def choose_learners(
     chosen: Sequence[str | Learner | Any] | None, data: TrainingData, device: str = "auto"
 ) -> list[Learner]:
     """Return learners by their names; wrap estimators of scikit-learn and modules of torch. Default: by data."""
+    defaults = default_learners(data, device)
     networks = [network for network in (MLP(), ImageNetwork(device=device)) if network.supports(data)]
-    known: dict[str, Learner] = {learner.name: learner for learner in [*networks, *default_learners(data)]}
+    known: dict[str, Learner] = {learner.name: learner for learner in [*defaults, *networks]}
     learners: list[Learner] = []
-    for item in default_learners(data) if chosen is None else chosen:
+    for item in defaults if chosen is None else chosen:
         if isinstance(item, str):
             learners.append(pick(item, known, "learner"))
         elif isinstance(item, nn.Module):
             learners.append(ModuleLearner(item, device=device))
+        elif isinstance(item, Learner):
+            learners.append(item)
+        elif hasattr(item, "fit") and not isinstance(item, type):
+            learners.append(EstimatorLearner(item))
         else:
-            learners.append(item if isinstance(item, Learner) else EstimatorLearner(item))
+            raise TypeError(
+                "A learner must be a name, a fsla.data.Learner, an estimator of scikit-learn or a torch.nn.Module. "
+                f"Got {item!r} instead."
+            )
     return learners
 
 
@@ -425,6 +458,8 @@ def choose_strategies(chosen: Sequence[str | Strategy] | None, data: TrainingDat
     """Return strategies by their names. Default: all that suit the data but the bilevel ones, which take seconds."""
     known = {strategy.name: strategy for strategy in [*default_strategies(data), *bilevel_strategies(data)]}
     items: Any = default_strategies(data) if chosen is None else chosen
+    for item in items:
+        instance(item, (str, Strategy), "strategies", "the call", "names or objects of fsla.data.Strategy")
     return [pick(item, known, "strategy") if isinstance(item, str) else item for item in items]
 
 

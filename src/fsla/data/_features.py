@@ -12,6 +12,7 @@ from sklearn.base import BaseEstimator, TransformerMixin
 from fsla._storage._files import some
 from fsla._storage._json_values import among, each, items, number, record, row, text
 from fsla.data import _text
+from fsla.data._arrays import stored_array
 from fsla.data._columns import (
     DATE_FORMATS,
     FEATURE_KINDS,
@@ -331,8 +332,11 @@ class FeatureBuilder:
         builder._image = ImageForm(*values["image"]) if values["image"] else None
         builder._pixel_range = (values["pixel_range"][0], values["pixel_range"][1])
         try:
-            builder._scales, builder._components = arrays["scales"], arrays["components"]
-            builder._pixel_mean = arrays["pixel_mean"]
+            builder._scales, builder._components = (
+                stored_array(arrays, "scales", 1),
+                stored_array(arrays, "components", 2),
+            )
+            builder._pixel_mean = stored_array(arrays, "pixel_mean", 1)
             builder._numbers = _Numbers()
             builder._numbers.restore(arrays, [np.array(levels) for levels in values["few"]])
             builder._categories = _Categories()
@@ -436,7 +440,9 @@ class _Numbers(_Block):
     def restore(self, arrays: Mapping[str, Array], levels: list[Array]) -> None:
         if "numbers.mean" not in arrays:
             return
-        self.arrays = {name: arrays[f"numbers.{name}"] for name in ("mean", "scale", "missing", "rate")}
+        self.arrays = {name: stored_array(arrays, f"numbers.{name}", 1) for name in ("mean", "rate")}
+        self.arrays["scale"] = stored_array(arrays, "numbers.scale", 1, infinite=True)  # that of a constant column
+        self.arrays["missing"] = stored_array(arrays, "numbers.missing", 1, np.int64)
         self.levels, self.restored = levels, True
         width, missing = len(self.arrays["mean"]), self.arrays["missing"]
         extra = len(missing) + sum(map(len, levels))
@@ -481,7 +487,7 @@ class _Categories(_Block):
     def restore(self, arrays: Mapping[str, Array], levels: list[list[str]]) -> None:
         if "categories.rate" not in arrays:
             return
-        self.arrays = {"rate": arrays["categories.rate"]}
+        self.arrays = {"rate": stored_array(arrays, "categories.rate", 1)}
         self.levels, self.restored = levels, True
         if len(self.arrays["rate"]) != sum(len(texts) + 2 for texts in levels):
             raise ValueError("The arrays of the categories do not fit their levels.")

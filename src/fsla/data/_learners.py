@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 from scipy.linalg import solve
@@ -20,6 +21,17 @@ DISTANCE_PENALTIES = (1.0, 1e-1, 1e-2, 1e-3)
 """Penalties on the distance from the first fit when a model is fine-tuned on checked rows."""
 MIN_MASS = 0.03
 """Labels with less than this part of the largest mass are not worth a row of their own."""
+
+
+Progress = Callable[[str, int, int], None]
+
+
+class Fold(NamedTuple):
+    """What a learner is trained on without one fold: the arguments of `Learner.path`."""
+
+    features: Features
+    mass: Array
+    checked_mass: Array
 
 
 class Learner(ABC):
@@ -42,6 +54,10 @@ class Learner(ABC):
     """Whether it is first trained on the belief, then on checked rows: it needs both."""
     predicts_new_rows: ClassVar[bool] = True
     """False for predictions of the training rows that were computed elsewhere."""
+    reads_images: ClassVar[bool] = False
+    """Whether it takes images as they are, not the features that a trunk makes of them."""
+    corrected_only: bool = False
+    """Whether it is tried on corrected labels alone, because its training takes minutes."""
 
     def supports(self, data: TrainingData) -> bool:
         """Return whether the learner can use this data."""
@@ -58,6 +74,19 @@ class Learner(ABC):
             task: "classification" or "regression".
             seed: Of everything random.
         """
+
+    def paths(
+        self, folds: Sequence[Fold], task: Task, seed: int, progress: Progress | None = None
+    ) -> list[list[Predictor]]:
+        """Return the path of each fold. Override it to train several at a time.
+
+        Args:
+            folds: What to train on without each fold.
+            task: "classification" or "regression".
+            seed: Of everything random.
+            progress: Called with a text, the number of steps that are done, and their number.
+        """
+        return [self.path(*fold, task, seed) for fold in folds]
 
 
 def row_weights(mass: Array, task: Task) -> Array:
@@ -314,9 +343,14 @@ FEW_CLASSES = 3
 """Up to so many classes, smaller tables have both. With more, boosting costs more than all other learners."""
 
 
-def default_learners(data: TrainingData) -> tuple[Learner, ...]:
-    """Return the learners that are tried for this data."""
-    from fsla.data._network_learners import MLP
+def default_learners(data: TrainingData, device: str = "auto") -> tuple[Learner, ...]:
+    """Return the learners that are tried for this data.
+
+    Args:
+        data: Rows and votes.
+        device: Where networks are trained: "auto", "cpu" or "cuda".
+    """
+    from fsla.data._network_learners import MLP, ImageNetwork, has_enough_images
     from fsla.data._trees import BoostingLearner, ForestLearner
 
     trees: tuple[Learner, ...] = (ForestLearner(), BoostingLearner())
@@ -325,4 +359,6 @@ def default_learners(data: TrainingData) -> tuple[Learner, ...]:
     elif data.num_classes > FEW_CLASSES:
         trees = trees[:1]
     learners: tuple[Learner, ...] = (LinearLearner(), FineTunedLinearLearner(), *trees, MLP())
+    if has_enough_images(data):
+        learners += (ImageNetwork(device=device, corrected_only=True),)
     return tuple(learner for learner in learners if learner.supports(data))

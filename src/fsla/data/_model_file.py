@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from fsla._checks import file_path
 from fsla._storage import _container as container
 from fsla._storage._files import FileError
 from fsla._storage._json_values import among, each, either, items, mapping, record
@@ -93,7 +94,7 @@ class DataModel:
                     text[f"{name}.{key}"] = [str(value) for value in values]
                 else:
                     tensors[f"{name}.{key}"] = torch.as_tensor(np.ascontiguousarray(values))
-        container.write(Path(path), KIND, tensors, content)
+        container.write(file_path(path, "path", "DataModel.save"), KIND, tensors, content)
 
 
 def load_model(path: str | Path, *, encoder: str | None = None) -> DataModel:
@@ -114,7 +115,8 @@ def load_model(path: str | Path, *, encoder: str | None = None) -> DataModel:
     """
     from fsla.data._predictors import predictor_from_state
 
-    file = container.read(Path(path), KIND)
+    path = file_path(path, "path", "load_model")
+    file = container.read(path, KIND)
     try:
         content: Any = file.json
         if not _SCHEMA(content):
@@ -122,14 +124,14 @@ def load_model(path: str | Path, *, encoder: str | None = None) -> DataModel:
         arrays: dict[str, Array] = {name: tensor.numpy() for name, tensor in file.tensors.items()}
         arrays |= {name: np.array(cells, dtype=object) for name, cells in content["text"].items()}
         builder = FeatureBuilder.from_state(_part(arrays, "builder."), content["builder"], encoder=encoder)
-        predictor = predictor_from_state(_part(arrays, "predictor."), content["predictor"])
+        predictor = predictor_from_state(_part(arrays, "predictor."), content["predictor"], content["task"])
         model = DataModel(content["task"], builder, predictor, _decode_classes(content["classes"], content["task"]))
         _check_parts_fit(model)
         return model
     except FileError:
         raise
     except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
-        raise container.unreadable(Path(path), f"it is no model that fsla saved ({error})") from None
+        raise container.unreadable(path, f"it is no model that fsla saved ({error})") from None
 
 
 def _check_parts_fit(model: DataModel) -> None:

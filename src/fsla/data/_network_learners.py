@@ -1,8 +1,9 @@
 """Networks: a trunk that turns images into features, and learners that train a network on a belief.
 
 A trunk of images is trained once a fold, on the labels of unchecked rows outside it. Its last layer takes the place of
-the dense features, so that strategies and linear learners work on images as on tables: they train heads.
-`ImageNetwork` and `ModuleLearner` train a network for every strategy and fold, at many times the cost.
+the dense features, so that strategies and linear learners work on images as on tables: they train heads. What each
+trunk says of the fold that it did not see is what label correction starts from.
+`ImageNetwork` and `ModuleLearner` train a network for each belief and fold: by default for corrected labels alone.
 
 A CPU trains on one thread: results do not depend on the number of threads. Everything random is drawn by generators on
 the CPU, from the seed.
@@ -17,7 +18,7 @@ from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from threading import Event
-from typing import Any, Self
+from typing import Any, NamedTuple, Self, TypeVar
 
 import numpy as np
 import torch
@@ -27,7 +28,7 @@ from torch.nn.functional import avg_pool2d, pad
 from fsla._checks import pick_device
 from fsla.data._data_fit import Predictor
 from fsla.data._dataset import Array, Features, Task, TrainingData
-from fsla.data._learners import Learner, row_weights
+from fsla.data._learners import Fold, Learner, Progress, row_weights
 from fsla.data._predictors import ConstantPredictor, predictor_from_state, softmax
 from fsla.data._strategies import vote_mass
 
@@ -37,13 +38,17 @@ MIN_SIDE = 8
 """Smaller images are padded."""
 MIN_TRUNK_IMAGES = 100
 """Fewer labelled images train no trunk."""
+NORMALISING_IMAGES = 2000
+"""Mean and deviation of the inputs are those of about so many images."""
+MAX_TRUNK_FEATURES = 64
+"""Principal components of a trunk's last layer that heads are trained on."""
 MIN_IMAGE_LIKE_COLUMNS = 32
 _PREDICTION_BATCH = 512
 MLP_INPUT_SCALE = 3.0
 """Dense rows have mean square norm 1; a network learns faster from larger inputs."""
 
 Inputs = Callable[[Features], Array]
-Progress = Callable[[str, int, int], None]
+T = TypeVar("T")
 
 
 @contextmanager
@@ -222,17 +227,17 @@ class ImageModel(nn.Module):
         if residual:
             layers: list[nn.Module] = [
                 _Convolution(channels, w),
-                _Convolution(w, 2 * w), nn.MaxPool2d(2, ceil_mode=True), _Residual(2 * w),
-                _Convolution(2 * w, 4 * w), nn.MaxPool2d(2, ceil_mode=True),
-                _Convolution(4 * w, 8 * w), nn.MaxPool2d(2, ceil_mode=True), _Residual(8 * w),
+                _Convolution(w, 2 * w, pool=True), _Residual(2 * w),
+                _Convolution(2 * w, 4 * w, pool=True),
+                _Convolution(4 * w, 8 * w, pool=True), _Residual(8 * w),
                 nn.AdaptiveMaxPool2d(1), nn.Flatten(),
             ]  # fmt: skip
             self.num_features = 8 * w
         else:
             self.num_features = 4 * w
             layers = [
-                _Convolution(channels, w), nn.MaxPool2d(2, ceil_mode=True),
-                _Convolution(w, 2 * w), nn.MaxPool2d(2, ceil_mode=True),
+                _Convolution(channels, w, pool=True),
+                _Convolution(w, 2 * w, pool=True),
                 _Convolution(2 * w, 2 * w), nn.AdaptiveAvgPool2d(4), nn.Flatten(),
                 nn.Linear(32 * w, 4 * w, bias=False), nn.BatchNorm1d(4 * w), nn.ReLU(inplace=True),
             ]  # fmt: skip
@@ -251,12 +256,19 @@ class ImageModel(nn.Module):
         outputs: Tensor = self.output_scale * self.head(self.embed(images))
         return outputs
 
+    def classify(self, embedding: Array) -> Array:
+        """Return the outputs of the last hidden layer."""
+        weight, bias = (p.detach().cpu().numpy().astype(np.float64) for p in self.head.parameters())
+        return np.asarray(self.output_scale * (embedding @ weight.T + bias))
+
 
 class _Convolution(nn.Sequential):
-    def __init__(self, channels: int, outputs: int) -> None:
-        super().__init__(
-            nn.Conv2d(channels, outputs, 3, padding=1, bias=False), nn.BatchNorm2d(outputs), nn.ReLU(inplace=True)
-        )
+    """Convolution, pooling if asked for, normalisation and ReLU: normalising a quarter of the pixels is faster."""
+
+    def __init__(self, channels: int, outputs: int, *, pool: bool = False) -> None:
+        convolution = nn.Conv2d(channels, outputs, 3, padding=1, bias=False)
+        layers = [nn.MaxPool2d(2, ceil_mode=True)] if pool else []
+        super().__init__(convolution, *layers, nn.BatchNorm2d(outputs), nn.ReLU(inplace=True))
 
 
 class _Residual(nn.Module):
@@ -312,7 +324,7 @@ def build_image_model(images: Tensor, outputs: int, seed: int, width: int | None
         width = 32 if not residual else 64 if device.type == "cuda" else 16
     with fork_seed(seed):
         network = ImageModel(channels, outputs, width, residual)
-    sample = images[:: max(1, len(images) // 2000)].float() / 255
+    sample = images[:: max(1, len(images) // NORMALISING_IMAGES)].float() / 255
     with one_thread():
         network.mean.copy_(sample.mean((0, 2, 3))[:, None, None])
         network.deviation.copy_(sample.std((0, 2, 3))[:, None, None].clamp(min=1e-3))
@@ -328,7 +340,19 @@ def _image_recipe(recipe: Recipe | None, images: Tensor, device: torch.device, t
         return recipe
     colour = images.shape[1] > 1
     recipe = ADAMW if task == "regression" else Recipe(lr=0.2 if colour else 0.1)
-    return replace(recipe, min_epochs=40) if colour and device.type == "cuda" else recipe
+    return replace(recipe, min_epochs=30, batch_size=256) if colour and device.type == "cuda" else recipe
+
+
+def _trunk_recipe(recipe: Recipe | None, images: Tensor, device: torch.device, task: Task) -> Recipe:
+    """Return how trunks are trained: on grey images for a shorter time, as right labels are learned before wrong ones.
+
+    On 5000 images of Fashion-MNIST with 40 % wrong labels, label correction that starts from 8 passes is right on .877
+    of the rows, from 27 passes on .865.
+    """
+    if recipe is not None or images.shape[1] > 1:
+        return _image_recipe(recipe, images, device, task)
+    full = _image_recipe(None, images, device, task)
+    return replace(full, steps=round(0.3 * full.steps), min_epochs=round(0.3 * full.min_epochs))
 
 
 @dataclass(frozen=True, eq=False)
@@ -338,36 +362,52 @@ class ImageTrunk:
     Attributes:
         network: Trained on the given labels of unchecked rows.
         offset: Mean of each feature.
-        scale: Features are divided by it; then rows have mean square norm 1.
+        scale: Features are divided by it.
+        basis: Features x components: principal ones, in which rows have mean square norm 1.
     """
 
     network: ImageModel
     offset: Array
     scale: Array
+    basis: Array
+
+    @classmethod
+    def from_embedding(cls, network: ImageModel, embedding: Array) -> Self:
+        """Return the trunk of a trained network and of its last hidden layer on all rows."""
+        deviation = embedding.std(0)
+        deviation = np.maximum(deviation, 0.1 * deviation.mean() + 1e-12)
+        scale = deviation * math.sqrt(len(deviation))
+        offset = embedding.mean(0)
+        unit = (embedding - offset) / scale
+        values, vectors = np.linalg.eigh(unit.T @ unit / len(unit))
+        values, vectors = values[::-1][:MAX_TRUNK_FEATURES], vectors[:, ::-1][:, :MAX_TRUNK_FEATURES]
+        return cls(network, offset, scale, vectors / np.sqrt(max(values.sum(), 1e-12)))
+
+    def project(self, embedding: Array) -> Array:
+        """Return dense features of the network's last hidden layer."""
+        unit = np.clip((embedding - self.offset) / self.scale, -1.0, 1.0)
+        return np.concatenate([unit @ self.basis, np.full((len(unit), 1), 0.5)], 1)
 
     def transform(self, features: Features) -> Features:
         """Return the same rows, with the network's features as the dense ones."""
         if features.images is None:
             raise ValueError("The model was trained on images, and these rows have none.")
-        device = self.network.mean.device
-        embedding = network_outputs(self.network.embed, image_tensor(features.images), device)
-        dense = np.clip((embedding - self.offset) / self.scale, -1.0, 1.0)
-        return replace(features, dense=np.concatenate([dense, np.full((len(dense), 1), 0.5)], 1))
-
-    def transform_data(self, data: TrainingData) -> TrainingData:
-        """Return the data with the network's features as the dense ones."""
-        return replace(data, features=self.transform(data.features))
+        embedding = network_outputs(self.network.embed, image_tensor(features.images), self.network.mean.device)
+        return replace(features, dense=self.project(embedding))
 
 
-def fit_trunk(data: TrainingData, **options: Any) -> ImageTrunk | None:
-    """Train a network on the votes of all unchecked rows. Return None if there are too few to learn from.
+class TrunkFit(NamedTuple):
+    """A trained trunk, and what it says of all rows.
 
-    Args:
-        data: With images. Checked rows are not used: they judge what is trained on the features.
-        options: Those of `fit_trunks`.
+    Attributes:
+        trunk: The network.
+        dense: Rows x components.
+        scores: Rows x classes, log-probabilities but for a constant a row; in regression rows x 1.
     """
-    trunks = fit_trunks([data], **options)
-    return trunks[0] if trunks else None
+
+    trunk: ImageTrunk
+    dense: Array
+    scores: Array
 
 
 def fit_trunks(
@@ -378,8 +418,10 @@ def fit_trunks(
     width: int | None = None,
     device: str = "auto",
     progress: Progress | None = None,
-) -> list[ImageTrunk]:
+) -> list[TrunkFit]:
     """Train a network for each of several choices of the votes. Return none if one has too few to learn from.
+
+    Checked rows are not used: they judge what is trained on the features.
 
     A network that has learned a row's vote by heart would predict it: so each fold has a network that did not see its
     votes. On a CPU as many networks are trained at a time as PyTorch has threads, each on one thread.
@@ -399,32 +441,36 @@ def fit_trunks(
     assert first.features.images is not None
     where = pick_device(device)
     images = image_tensor(first.features.images)
-    recipe = _image_recipe(recipe, images, where, first.task)
+    recipe = _trunk_recipe(recipe, images, where, first.task)
     outputs = first.num_classes if first.task == "classification" else 1
-    networks = [build_image_model(images, outputs, seed, width, where) for _ in parts]
+    networks = [build_image_model(images, outputs, seed + index, width, where) for index in range(len(parts))]
     images = images.to(where)
 
-    def train(index: int, report: Callable[[int, int], None]) -> ImageTrunk:
+    def train(index: int, report: Callable[[int, int], None]) -> TrunkFit:
         train_network(
             networks[index], images, masses[index], first.task, recipe,
-            seed=seed, augment=augment_images, progress=report,
+            seed=seed + index, augment=augment_images, progress=report,
         )  # fmt: skip
         embedding = network_outputs(networks[index].embed, images, where)
-        deviation = embedding.std(0)
-        deviation = np.maximum(deviation, 0.1 * deviation.mean() + 1e-12)
-        return ImageTrunk(networks[index], embedding.mean(0), deviation * math.sqrt(len(deviation)))
+        trunk = ImageTrunk.from_embedding(networks[index], embedding)
+        return TrunkFit(trunk, trunk.project(embedding), networks[index].classify(embedding))
 
-    return _run_in_threads(train, len(parts), 1 if where.type == "cuda" else torch.get_num_threads(), progress)
+    text = "training networks on the images"
+    return _run_in_threads(train, len(parts), 1 if where.type == "cuda" else torch.get_num_threads(), text, progress)
 
 
 def _run_in_threads(
-    task: Callable[[int, Callable[[int, int], None]], ImageTrunk], count: int, workers: int, progress: Progress | None
-) -> list[ImageTrunk]:
+    task: Callable[[int, Callable[[int, int], None]], T],
+    count: int,
+    workers: int,
+    text: str,
+    progress: Progress | None,
+) -> list[T]:
     """Return the results of a task for each index. An exception of `progress` ends all tasks."""
     done, total = [0] * count, [0] * count
     stopped = Event()
 
-    def run(index: int) -> ImageTrunk:
+    def run(index: int) -> T:
         def report(epoch: int, epochs: int) -> None:
             if stopped.is_set():
                 raise RuntimeError("Training was stopped.")
@@ -439,12 +485,17 @@ def _run_in_threads(
                 if any(future.done() and future.exception() for future in futures):
                     break
                 if progress is not None and max(total):
-                    progress("training networks on the images", sum(done), max(total) * count)
+                    progress(text, sum(done), max(total) * count)
             return [future.result() for future in futures]
         finally:
             stopped.set()
             for future in futures:
                 future.cancel()
+
+
+def has_enough_images(data: TrainingData) -> bool:
+    """Return whether there are images, and enough labels to train a trunk."""
+    return _mean_votes(data) is not None
 
 
 def _mean_votes(data: TrainingData) -> Array | None:
@@ -480,7 +531,7 @@ class TrunkPredictor:
         arrays, inner = self.inner.to_state()
         arrays = {f"inner.{name}": array for name, array in arrays.items()}
         arrays |= {f"network.{name}": array for name, array in module_arrays(self.trunk.network).items()}
-        arrays |= {"offset": self.trunk.offset, "scale": self.trunk.scale}
+        arrays |= {"offset": self.trunk.offset, "scale": self.trunk.scale, "basis": self.trunk.basis}
         return arrays, {"kind": "trunk", "network": self.trunk.network.options, "inner": inner}
 
     @classmethod
@@ -488,7 +539,7 @@ class TrunkPredictor:
         """Return the predictor of a state, on the GPU if there is one."""
         network = _load_image_model(state["network"], part_of(arrays, "network."))
         inner = predictor_from_state(part_of(arrays, "inner."), state["inner"])
-        return cls(ImageTrunk(network, arrays["offset"], arrays["scale"]), inner)
+        return cls(ImageTrunk(network, arrays["offset"], arrays["scale"], arrays["basis"]), inner)
 
 
 def module_arrays(module: nn.Module) -> dict[str, Array]:
@@ -676,12 +727,22 @@ class ImageNetwork(Learner):
         recipe: How to train.
         width: Channels of the first layer.
         device: "auto" (the GPU if there is one), "cpu" or "cuda".
+        corrected_only: Whether it is tried on corrected labels alone.
     """
 
     name = "image_network"
+    reads_images = True
 
-    def __init__(self, *, recipe: Recipe | None = None, width: int | None = None, device: str = "auto") -> None:
-        self.recipe, self.width, self.device = recipe, width, device
+    def __init__(
+        self,
+        *,
+        recipe: Recipe | None = None,
+        width: int | None = None,
+        device: str = "auto",
+        corrected_only: bool = False,
+    ) -> None:
+        self.recipe, self.width, self.device, self.corrected_only = recipe, width, device, corrected_only
+        self._threads = torch.get_num_threads()
 
     def supports(self, data: TrainingData) -> bool:
         """Return whether there are images."""
@@ -689,20 +750,46 @@ class ImageNetwork(Learner):
 
     def path(self, features: Features, mass: Array, checked_mass: Array, task: Task, seed: int) -> list[Predictor]:
         """Return one model."""
-        both = mass + checked_mass
-        constant = constant_model(both, task)
-        if constant is not None:
-            return [constant]
-        assert features.images is not None
+        return self.paths([Fold(features, mass, checked_mass)], task, seed)[0]
+
+    def paths(
+        self, folds: Sequence[Fold], task: Task, seed: int, progress: Progress | None = None
+    ) -> list[list[Predictor]]:
+        """Return one model of each fold. On a CPU as many are trained at a time as PyTorch has threads.
+
+        Each begins with weights of its own: the average of networks that differ is better.
+        """
+        assert folds[0].features.images is not None
         device = pick_device(self.device)
-        use = row_weights(both, task) > 0
-        images = image_tensor(features.images[use])
-        outputs = mass.shape[1] if task == "classification" else 1
-        network = build_image_model(images, outputs, seed, self.width, device)
-        unit_mass, offset, scale = unit_targets(both[use], task)
+        images = image_tensor(folds[0].features.images)
         recipe = _image_recipe(self.recipe, images, device, task)
-        train_network(network, images.to(device), unit_mass, task, recipe, seed=seed, augment=augment_images)
-        return [NetworkPredictor(network, task, offset, scale)]
+        masses = [fold.mass + fold.checked_mass for fold in folds]
+        # Weights are drawn before threads begin: they share the random state of PyTorch.
+        models = [
+            constant_model(mass, task) or self._build(images, mass, task, seed + index, device)
+            for index, mass in enumerate(masses)
+        ]
+        images = images.to(device)
+
+        def train(index: int, report: Callable[[int, int], None]) -> list[Predictor]:
+            network = models[index]
+            if not isinstance(network, ImageModel):
+                return [network]
+            mass, offset, scale = unit_targets(masses[index], task)
+            train_network(
+                network, images, mass, task, recipe, seed=seed + index, augment=augment_images, progress=report
+            )
+            return [NetworkPredictor(network, task, offset, scale)]
+
+        workers = 1 if device.type == "cuda" else self._threads
+        return _run_in_threads(train, len(folds), workers, "training networks on corrected labels", progress)
+
+    def _build(self, images: Tensor, mass: Array, task: Task, seed: int, device: torch.device) -> ImageModel:
+        """Return a new network. Rows without mass do not enter the statistics of its inputs."""
+        rows = torch.from_numpy(np.nonzero(row_weights(mass, task) > 0)[0])
+        outputs = mass.shape[1] if task == "classification" else 1
+        sample = images[rows[:: max(1, len(rows) // NORMALISING_IMAGES)]]
+        return build_image_model(sample, outputs, seed, self.width, device)
 
 
 # --- Modules of the user ---------------------------------------------------------------------------------------------

@@ -17,6 +17,7 @@ from fsla._storage._files import (
     ensure_folder,
     foreign,
     mend_folder,
+    naming,
     open_regular,
     publish_folder,
     some,
@@ -61,8 +62,9 @@ def claim_folder(out: Path) -> Iterator[None]:
         raise ValueError(f"Cannot write {out}: it is not a folder. Choose another --out.")
     ensure_folder(place.parent)
     with locked(place.with_name(f".{place.name}.lock"), out):
-        mend_folder(place, FILES)
-        others = foreign(place, _listed_files(place)) if place.is_dir() else []
+        with naming(place):
+            mend_folder(place, FILES)
+            others = foreign(place, _listed_files(place)) if place.is_dir() else []
         if others:
             raise ValueError(
                 f"Cannot use --out {out}: no summary.json of fsla lists {some(others)}. Move what you want to keep "
@@ -118,10 +120,11 @@ def _defuse(cell: object) -> object:
 
 def _to_csv(table: pd.DataFrame) -> str:
     text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(table.columns)
+    writer, quoting = csv.writer(text, lineterminator="\n"), csv.writer(text, quoting=csv.QUOTE_ALL, lineterminator="\n")
     columns = [[_plain(cell) for cell in table[column]] for column in table.columns]
-    writer.writerows(zip(*columns, strict=True))
+    for row in (tuple(table.columns), *zip(*columns, strict=True)):
+        returns = any(isinstance(cell, str) and "\r" in cell for cell in row)  # The writer would leave it unquoted.
+        (quoting if returns else writer).writerow(row)
     return text.getvalue()
 
 

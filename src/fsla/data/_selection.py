@@ -4,6 +4,9 @@ Rows are cut into folds. For each fold, every candidate is trained without the f
 predicts the fold, so that each row has a prediction by models that have not seen its labels. Checked rows then choose
 penalties and temperatures, and weigh the candidates by Bayesian-bootstrap pseudo-BMA. For rows of a fold, these
 choices are made by the checked rows of the other folds: nothing is judged by a row that chose it.
+
+On images each fold first has a network of its own, the trunk, whose last layer is what linear models see. Networks are
+then trained a second time, on the labels that the trunks have helped to correct.
 """
 
 from __future__ import annotations
@@ -18,11 +21,11 @@ from threadpoolctl import threadpool_limits
 
 from fsla._checks import pick_device
 from fsla.data._data_fit import CandidateScore, DataFit, Predictor
-from fsla.data._dataset import Array, TrainingData, Votes
+from fsla.data._dataset import Array, Task, TrainingData, Votes
 from fsla.data._diagnostics import consensus, diagnose
 from fsla.data._intervals import bootstrap, paired_difference, wilson
-from fsla.data._learners import Learner, default_learners
-from fsla.data._predictors import MIN_PROBABILITY, EnsemblePredictor, apply_temperature
+from fsla.data._learners import Fold, Learner, Progress, default_learners
+from fsla.data._predictors import MIN_PROBABILITY, EnsemblePredictor, apply_temperature, find_temperature, softmax
 from fsla.data._result import Comparison
 from fsla.data._strategies import (
     Belief,
@@ -38,12 +41,8 @@ from fsla.data._strategies import (
 if TYPE_CHECKING:
     import torch
 
-    from fsla.data._network_learners import ImageTrunk
+    from fsla.data._network_learners import ImageTrunk, TrunkFit
 
-Progress = Callable[[str, int, int], None]
-_TEMPERATURES = np.exp(np.linspace(-1.2, 1.4, 27))
-_TEMPERATURE_SPREAD = 0.5
-"""Standard deviation of the prior of log T."""
 _DRAWS = 200
 LEARNING_RATE = 0.5
 """Power of the likelihood: cross-fitted losses of some hundred rows are less certain than they look."""
@@ -62,19 +61,6 @@ def row_losses(predictions: Array, labels: Array) -> Array:
         return np.asarray((predictions - labels) ** 2)
     rows = np.arange(len(labels))
     return np.asarray(-np.log(np.clip(predictions[rows, labels.astype(np.intp)], MIN_PROBABILITY, 1)))
-
-
-def find_temperature(predictions: Array, labels: Array) -> float:
-    """Return the temperature of the best log-posterior, with log T ~ N(0, 0.5^2)."""
-    scores = np.log(np.clip(predictions, MIN_PROBABILITY, 1))
-    rows, labels = np.arange(len(labels)), labels.astype(np.intp)
-    values = []
-    for temperature in _TEMPERATURES:
-        z = scores / temperature
-        z = z - z.max(1, keepdims=True)
-        loss = np.log(np.exp(z).sum(1)) - z[rows, labels]
-        values.append(loss.sum() + np.log(temperature) ** 2 / (2 * _TEMPERATURE_SPREAD**2))
-    return float(_TEMPERATURES[int(np.argmin(values))])
 
 
 def pseudo_bma(losses: Array, *, draws: int = _DRAWS, seed: int = 0) -> Array:
@@ -179,22 +165,13 @@ class Candidate:
     seconds: float = 0.0
 
 
-def _fit_paths(
-    data: TrainingData, strategy: Strategy, learners: Sequence[Learner], checked: Array, seed: int
-) -> tuple[Belief, list[list[Predictor]], list[float]]:
-    """Return the belief, and a path of models and the seconds for each learner."""
-    start = perf_counter()
+def _prepare(data: TrainingData, strategy: Strategy, checked: Array) -> tuple[Belief, Fold]:
+    """Return a belief, and what learners are trained on with some of the checked rows."""
     belief = strategy.belief(data, checked)
     extra = empty_mass(data)
     if strategy.uses_checked_labels:
         extra = checked_mass(data, checked, checked_weight(data, belief.mass, checked))
-    belief_time = (perf_counter() - start) / len(learners)
-    paths, seconds = [], []
-    for learner in learners:
-        start = perf_counter()
-        paths.append(learner.path(data.features, belief.mass, extra, data.task, seed))
-        seconds.append(perf_counter() - start + belief_time)
-    return belief, paths, seconds
+    return belief, Fold(data.features, belief.mass, extra)
 
 
 def one_thread() -> threadpool_limits:
@@ -234,7 +211,7 @@ class CrossFit:
         self.data, self.seed, self.folds = data, seed, folds
         self.fold = assign_folds(data, folds, seed)
         self.visible = [hide_votes(data, self.fold == fold) for fold in range(folds)]
-        self.trunk: ImageTrunk | None = None
+        self.trunks: list[ImageTrunk] = []
         if data.features.images is not None and any(learner.is_linear for learner in learners):
             self._embed_images(pick_device(device), progress)
         self.candidates: list[Candidate] = []
@@ -247,29 +224,51 @@ class CrossFit:
             if progress is not None:
                 progress(strategy.name, index, len(strategies))
             with one_thread():
-                self.candidates += self._train(strategy, learners)
+                self.candidates += self._train(strategy, learners, progress)
         self.judge_rows, self.judge_labels = _judges(data)
 
     def _embed_images(self, device: torch.device, progress: Progress | None) -> None:
-        """Let networks turn images into dense features; each fold has one that did not see its votes."""
+        """Let networks turn images into dense features; each fold has one that did not see its votes.
+
+        What they say of the folds that they did not see are the scores of label correction, and the dense features
+        of all data.
+        """
         from fsla.data._network_learners import fit_trunks
 
-        parts = [*self.visible, self.data]
-        trunks = fit_trunks(parts, seed=self.seed, device=str(device), progress=progress)
-        if trunks:
-            *self.visible, self.data = (t.transform_data(part) for t, part in zip(trunks, parts, strict=True))
-            self.trunk = trunks[-1]
+        fits = fit_trunks(self.visible, seed=self.seed, device=str(device), progress=progress)
+        if not fits:
+            return
+        scores = unseen_scores(fits, self.fold, self.data.task)
+        size = np.sqrt((scores**2).sum(1).mean())
+        constant = np.full((len(scores), 1), 0.5)
+        features = replace(
+            self.data.features,
+            dense=np.concatenate([scores / max(float(size), 1e-12), constant], 1),
+            scores=np.concatenate([scores, constant], 1),
+        )
+        self.data = replace(self.data, features=features)
+        self.visible = [
+            replace(part, features=replace(features, dense=fit.dense))
+            for part, fit in zip(self.visible, fits, strict=True)
+        ]
+        self.trunks = [fit.trunk for fit in fits]
 
-    def _train(self, strategy: Strategy, learners: Sequence[Learner]) -> list[Candidate]:
+    def _train(self, strategy: Strategy, learners: Sequence[Learner], progress: Progress | None) -> list[Candidate]:
         """Return the strategy with each learner that suits it, trained without each fold in turn."""
         suited = suited_learners(self.data, strategy, learners)
-        candidates = [Candidate(strategy, learner) for learner in suited]
-        for fold in range(self.folds if suited else 0):
-            checked = np.nonzero(self.fold[self.data.checked_rows] != fold)[0]
-            _, paths, seconds = _fit_paths(self.visible[fold], strategy, suited, checked, self.seed)
-            for candidate, path, spent in zip(candidates, paths, seconds, strict=True):
-                candidate.models.append(path)
-                candidate.seconds += spent
+        if not suited:
+            return []
+        start = perf_counter()
+        folds = []
+        for fold, data in enumerate(self.visible):
+            checked = np.nonzero(self.fold[data.checked_rows] != fold)[0]
+            folds.append(_prepare(data, strategy, checked)[1])
+        belief_time = (perf_counter() - start) / len(suited)
+        candidates = []
+        for learner in suited:
+            start = perf_counter()
+            models = learner.paths(folds, self.data.task, self.seed, progress)
+            candidates.append(Candidate(strategy, learner, models, perf_counter() - start + belief_time))
         return candidates
 
     def judge(self, candidates: Sequence[Candidate]) -> tuple[Shares, list[Shares]]:
@@ -302,29 +301,55 @@ class CrossFit:
                 result[inside] = ensemble.predict(self.visible[fold].features.take(rows[inside]))
         return result
 
-    def refit(self, candidates: Sequence[Candidate], shares: Shares) -> tuple[EnsemblePredictor, Array]:
-        """Return the average of the candidates that have a share, trained on all data, and the weight of each vote."""
+    def finish(self, candidates: Sequence[Candidate], shares: Shares) -> tuple[EnsemblePredictor, Array]:
+        """Return the average of the candidates that have a share, and the weight of each vote.
+
+        They are trained once more on all data. On images the models of all folds are averaged instead: training a
+        network again takes as long as a fold, and the average of several is better than one.
+        """
+        averages_folds = self.data.features.images is not None
         paths: list[list[Predictor]] = [[] for _ in candidates]
         checked = np.arange(len(self.data.checked_rows))
         vote_weight = np.zeros(len(self.data.votes))
         for strategy in dict.fromkeys(c.strategy for c in candidates):
             members = [i for i, c in enumerate(candidates) if c.strategy is strategy and shares.share[i] > 0]
             if members:
-                learners = [candidates[i].learner for i in members]
-                belief, fitted, seconds = _fit_paths(self.data, strategy, learners, checked, self.seed)
+                belief, fold = _prepare(self.data, strategy, checked)
                 vote_weight += shares.share[members].sum() * weigh_votes(self.data, belief)
-                for i, path, spent in zip(members, fitted, seconds, strict=True):
-                    paths[i] = path
-                    candidates[i].seconds += spent
+                for i in [] if averages_folds else members:
+                    start = perf_counter()
+                    (paths[i],) = candidates[i].learner.paths([fold], self.data.task, self.seed)
+                    candidates[i].seconds += perf_counter() - start
+        if averages_folds:
+            return self._average_folds(candidates, shares), vote_weight
         return build_ensemble(self.data, paths, shares), vote_weight
 
-    def with_trunk(self, predictor: Predictor) -> Predictor:
-        """Return the predictor with the network that turns images into its features."""
-        if self.trunk is None:
-            return predictor
-        from fsla.data._network_learners import TrunkPredictor
+    def _average_folds(self, candidates: Sequence[Candidate], shares: Shares) -> EnsemblePredictor:
+        """Return the average over folds, each with the trunk that turns images into its features."""
+        members: list[Predictor] = []
+        needs_trunk = any(s > 0 and not c.learner.reads_images for c, s in zip(candidates, shares.share, strict=True))
+        for fold in range(self.folds):
+            member: Predictor = build_ensemble(self.data, [c.models[fold] for c in candidates], shares)
+            if self.trunks and needs_trunk:
+                from fsla.data._network_learners import TrunkPredictor
 
-        return TrunkPredictor(self.trunk, predictor)
+                member = TrunkPredictor(self.trunks[fold], member)
+            members.append(member)
+        equal = np.full(self.folds, 1 / self.folds)
+        return EnsemblePredictor(tuple(members), equal, np.ones(self.folds), self.data.task)
+
+
+def unseen_scores(fits: Sequence[TrunkFit], fold: Array, task: Task) -> Array:
+    """Return what trunks say of the fold that each did not see: log-probabilities but for a constant, or numbers."""
+    scores = np.zeros_like(fits[0].scores)
+    for number, fit in enumerate(fits):
+        inside = fold == number
+        outputs = fit.scores[inside]
+        if task == "classification":
+            outputs = np.log(np.clip(softmax(outputs), MIN_PROBABILITY, 1))
+            outputs = outputs - outputs.mean(1, keepdims=True)
+        scores[inside] = outputs
+    return scores
 
 
 def weigh_votes(data: TrainingData, belief: Belief) -> Array:
@@ -452,7 +477,7 @@ def fit_data(
     original = data
     data, offset, scale = standardize(data)
     data = replace(data, features=replace(data.features, index=np.arange(len(data.features))))
-    learners = default_learners(data) if learners is None else learners
+    learners = default_learners(data, device) if learners is None else learners
     strategies = default_strategies(data) if strategies is None else strategies
     if len(data.checked_rows) == 0:
         strategies = ()
@@ -482,7 +507,7 @@ def _summarize(original: TrainingData, fit: CrossFit, offset: float, scale: floa
     lasting = [c for c in candidates if c.learner.predicts_new_rows]
     if not lasting:
         raise ValueError("No learner can predict new rows. Pass one in learners= beside pred_probs.")
-    predictor, vote_weight = fit.refit(lasting, shares if lasting == candidates else fit.judge(lasting)[0])
+    predictor, vote_weight = fit.finish(lasting, shares if lasting == candidates else fit.judge(lasting)[0])
     comparison = None
     if len(data.checked_rows) and baseline:
         best = f"{scores[0].strategy}, {scores[0].learner}"
@@ -490,7 +515,7 @@ def _summarize(original: TrainingData, fit: CrossFit, offset: float, scale: floa
     diagnosis = diagnose(fit.data, out_of_fold, fit.fold, fit.seed, scale)
     return DataFit(
         data=original,
-        predictor=fit.with_trunk(replace(predictor, offset=offset, scale=scale)),
+        predictor=replace(predictor, offset=offset, scale=scale),
         candidates=scores,
         out_of_fold=out_of_fold * scale + offset,
         posterior=diagnosis.posterior * scale + offset,

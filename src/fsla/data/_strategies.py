@@ -70,12 +70,17 @@ class Strategy(ABC):
     linear_only: ClassVar[bool] = False
     """Whether only linear learners are tried, because the weights are found by a linear head."""
 
+    corrects_labels: ClassVar[bool] = False
+    """Whether learners that take minutes are trained on this belief."""
+
     def supports(self, data: TrainingData) -> bool:
         """Return whether the strategy makes sense for this data."""
         return True
 
     def suits(self, learner: Learner) -> bool:
         """Return whether the learner is worth trying on this belief."""
+        if learner.corrected_only and not self.corrects_labels:
+            return False
         return learner.is_linear or not self.linear_only
 
     @abstractmethod
@@ -267,6 +272,7 @@ class LabelCorrection(Strategy):
     """Correct labels by EM with a confusion matrix for each group and a model of the features."""
 
     name = "label_correction"
+    corrects_labels = True
 
     def supports(self, data: TrainingData) -> bool:
         """Return whether labels are classes."""
@@ -303,6 +309,7 @@ class ScoreCorrection(Strategy):
     """Correct numbers by EM with bias, slope and variance of each group."""
 
     name = "score_correction"
+    corrects_labels = True
 
     def supports(self, data: TrainingData) -> bool:
         """Return whether labels are numbers."""

@@ -7,6 +7,7 @@ from typing import Any, Self
 import numpy as np
 
 from fsla._storage._json_values import among, items, record, text
+from fsla.data._arrays import stored_array
 from fsla.data._columns import is_unspaced
 from fsla.data._dataset import Array
 
@@ -75,7 +76,7 @@ class TextVectors:
         """Restore what `to_state` returned."""
         vectors = cls()
         vectors.terms, vectors.analyzer = values["terms"], values["analyzer"]
-        vectors.idf, vectors.components = arrays["idf"], arrays["components"]
+        vectors.idf, vectors.components = stored_array(arrays, "idf", 1), stored_array(arrays, "components", 2)
         number = len(vectors.terms)
         if vectors.idf.shape != (number,) or vectors.components.shape[1:] != ((number,) if number else (0,)):
             raise ValueError(f"The arrays of a text column do not fit its {number} terms.")

@@ -10,6 +10,8 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
+from fsla._storage._json_values import among, number, record
+from fsla.data._arrays import check_names, stored_array
 from fsla.data._data_fit import Predictor
 from fsla.data._dataset import Array, Features, Task, TrainingData
 from fsla.data._learners import Learner, constant_prediction, expand_mass
@@ -19,6 +21,19 @@ NUM_BINS = 48
 """Quantiles of a column. With so few values scikit-learn's boosting skips its slow weighted percentiles."""
 _CHUNK = 2**22
 """Most entries of rows x trees at a time when predicting."""
+_SCHEMA = record(kind=among("trees"), task=among("classification", "regression"), floor=number(float, 0.0, 1.0))
+_FORMS: dict[str, tuple[int, Any]] = {
+    "roots": (1, np.int64),
+    "feature": (1, np.int32),
+    "threshold": (1, np.float32),
+    "left": (1, np.int32),
+    "right": (1, np.int32),
+    "value": (2, np.float64),
+    "base": (1, np.float64),
+    "edges": (1, np.float64),
+    "bounds": (1, np.int64),
+}
+"""Dimensions and dtypes of the arrays of a saved predictor."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -127,10 +142,26 @@ class TreePredictor:
 
     @classmethod
     def from_state(cls, arrays: Mapping[str, Array], state: Mapping[str, Any]) -> Self:
-        """Return the predictor of a state."""
-        rest = {name: a for name, a in arrays.items() if name not in ("edges", "bounds")}
-        bins = Bins(arrays["edges"], arrays["bounds"])
-        return cls(bins, **rest, task=state["task"], floor=float(state["floor"]))
+        """Return the predictor of a state. Raise a ValueError unless its nodes are trees."""
+        if not _SCHEMA(state):
+            raise ValueError("the JSON of its trees is malformed")
+        check_names(arrays, _FORMS.keys())
+        of = {name: stored_array(arrays, name, ndim, dtype) for name, (ndim, dtype) in _FORMS.items()}
+        bounds, feature, size = of["bounds"], of["feature"], len(of["feature"])
+        inside = feature >= 0
+        after = np.arange(size)
+        fits = all(len(of[name]) == size for name in ("threshold", "left", "right", "value"))
+        fits = fits and len(of["base"]) in (0, of["value"].shape[1])
+        fits = fits and len(bounds) > 0 and bounds[0] == 0 and bounds[-1] == len(of["edges"])
+        fits = fits and bool((np.diff(bounds) >= 0).all() and (feature < len(bounds) - 1).all())
+        fits = fits and bool(len(of["roots"]) and ((of["roots"] >= 0) & (of["roots"] < size)).all())
+        fits = fits and 2 * int(inside.sum()) + len(of["roots"]) == size  # All nodes are roots or children.
+        for side in ("left", "right") if fits else ():  # A child after its parent, or a row would go round for ever.
+            fits = fits and bool(((of[side] > after) & (of[side] < size))[inside].all())
+        if not fits:
+            raise ValueError("the arrays of its trees do not fit each other")
+        rest = {name: array for name, array in of.items() if name not in ("edges", "bounds")}
+        return cls(Bins(of["edges"], bounds), **rest, task=state["task"], floor=state["floor"])
 
 
 @dataclass(frozen=True, eq=False)

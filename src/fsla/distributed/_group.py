@@ -15,6 +15,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from fsla._checks import whole_number
+
 T = TypeVar("T")
 POLL_EVERY_S = 0.05
 _MEETINGS = count(1)
@@ -221,6 +223,8 @@ def parts(count: int, world_size: int) -> list[slice]:
         >>> fsla.distributed.parts(5, 2)
         [slice(0, 2, None), slice(2, 5, None)]
     """
+    whole_number(count, "count", "parts", least=0)
+    whole_number(world_size, "world_size", "parts")
     return [slice(count * rank // world_size, count * (rank + 1) // world_size) for rank in range(world_size)]
 
 

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from fsla._checks import whole_number
+from fsla._checks import function, instance, whole_number
 from fsla._state_tree import saved
 from fsla._tree import Tree
 from fsla.distributed._group import parts
@@ -40,6 +40,15 @@ class IndexRange:
     num_samples: int
     rank: int = 0
     world_size: int = 1
+
+    def __post_init__(self) -> None:
+        whole_number(self.num_samples, "num_samples", "IndexRange", least=0)
+        whole_number(self.rank, "rank", "IndexRange", least=0)
+        whole_number(self.world_size, "world_size", "IndexRange")
+        if self.rank >= self.world_size:
+            raise ValueError(
+                f"The 'rank' of IndexRange must be below its 'world_size', {self.world_size}. Got {self.rank} instead."
+            )
 
     @classmethod
     def for_this_rank(cls, num_samples: int, group: dist.ProcessGroup | None = None) -> IndexRange:
@@ -108,6 +117,8 @@ class ShardedSampler:
         *,
         collate_fn: Callable[[Tensor], Any] | None = None,
     ) -> None:
+        instance(index_range, IndexRange, "index_range", "ShardedSampler", "a fsla.distributed.IndexRange")
+        function(collate_fn, "collate_fn", "ShardedSampler", optional=True)
         whole_number(batch_size, "batch_size", "ShardedSampler")
         whole_number(seed, "seed", "ShardedSampler", least=0)
         if not len(index_range):
@@ -159,9 +170,23 @@ class ShardedSampler:
         return {"drawn": self.drawn, "generator": self.generator.get_state()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Set what `state_dict` returned."""
-        self.drawn = state["drawn"]
-        self.generator.set_state(state["generator"])
+        """Set what `state_dict` returned.
+
+        Raises:
+            ValueError: if it is something else; then nothing is set.
+        """
+        drawn, generator = (state.get(name) if isinstance(state, Mapping) else None for name in ("drawn", "generator"))
+        try:
+            whole_number(drawn, "drawn", "a state of ShardedSampler", least=0)
+            if not isinstance(generator, Tensor) or generator.shape != self.generator.get_state().shape:
+                raise TypeError("The 'generator' of a state of ShardedSampler must be the state of a torch.Generator.")
+            torch.Generator().set_state(generator)
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise ValueError(f"Cannot load state of ShardedSampler: {error}") from None
+        assert isinstance(drawn, int)
+        assert isinstance(generator, Tensor)
+        self.drawn = drawn
+        self.generator.set_state(generator)
 
 
 def gather_rows(

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, overload
 
 import torch
 
-from fsla._checks import pick, positive, whole_number
+from fsla._checks import instance, pick, positive, whole_number
 from fsla._tree import Tree, axpy, dense, dot, flatten, is_finite, norm, size, sub, unflatten, zeros_like
 from fsla.hypergradients._estimators import (
     Exact,
@@ -145,6 +145,10 @@ def hypergradient(
         >>> fsla.hypergradient(problem, at, None, None, "single_loop", num_steps=100).value["x"].round(decimals=3)
         tensor([-2., -2.])
     """
+    instance(problem, Oracles, "problem", "hypergradient", "a problem, such as a fsla.Problem")
+    instance(at, Point, "at", "hypergradient", "a fsla.Point")
+    if seed is not None:
+        whole_number(seed, "seed", "hypergradient", least=-(2**63))
     compute = pick(method, METHODS, "method")
     whole_number(num_steps, "num_steps", "hypergradient")
     for name, value in (("step_size", step_size), ("tol", tol)):
@@ -364,11 +368,22 @@ def check_hypergradient(
     """
     if isinstance(problem, ProblemAtPoint):
         oracles, at = problem.problem_at_point()
+        if len(where) != 2:
+            raise TypeError(
+                "check_hypergradient needs two batches after the optimizer: check_hypergradient(bilevel, inner_batch, "
+                f"outer_batch). Got {len(where)} arguments after it."
+            )
         inner_batch, outer_batch = where
     else:
         oracles = problem
+        if len(where) != 3:
+            raise TypeError(
+                "check_hypergradient needs a point and two batches after the problem: check_hypergradient(problem, at, "
+                f"inner_batch, outer_batch). Got {len(where)} arguments after it."
+            )
         at, inner_batch, outer_batch = where
-    every = [num_steps] if isinstance(num_steps, int) else list(num_steps)
+    several = isinstance(num_steps, Sequence) and not isinstance(num_steps, str)
+    every: list[Any] = list(num_steps) if several else [num_steps]  # type: ignore[arg-type]
     for k in every:
         whole_number(k, "num_steps", "check_hypergradient")
     exact = hypergradient(oracles, at, inner_batch, outer_batch, "exact")

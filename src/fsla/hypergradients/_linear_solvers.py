@@ -19,8 +19,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fsla._checks import positive, whole_number
-from fsla._tree import Tree, axpy, dot, norm, scale, size, sub, zeros_like
+from fsla._checks import function, positive, whole_number
+from fsla._tree import Tree, axpy, check, dot, norm, scale, size, sub, zeros_like
 
 Matvec = Callable[[Tree], Tree]
 Solve = Callable[[Matvec, Tree], Tree]
@@ -245,6 +245,10 @@ def largest_eigenvalue(matvec: Matvec, like: Tree, *, steps: int = 30, seed: int
         >>> round(fsla.hypergradients.largest_eigenvalue(lambda v: {"w": h * v["w"]}, at.omega), 4)
         4.0
     """
+    function(matvec, "matvec", "largest_eigenvalue")
+    check(like, "like")
+    whole_number(steps, "steps", "largest_eigenvalue")
+    whole_number(seed, "seed", "largest_eigenvalue", least=0)
     generator = torch.Generator().manual_seed(seed)
     q: Tree = {name: torch.randn(t.shape, dtype=t.dtype, generator=generator).to(t.device) for name, t in like.items()}
     q = scale(1 / norm(q), q)

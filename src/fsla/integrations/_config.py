@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from fsla._checks import whole_number
+from fsla._checks import instance, whole_number
 from fsla.algorithms import Algorithm
 from fsla.problems._batches import mix_seed
 from fsla.train import BilevelOptimizer
@@ -60,6 +60,7 @@ class BilevelConfig:
         whole_number(self.outer_every, "outer_every", owner)
         if self.trusted_batch_size is not None:
             whole_number(self.trusted_batch_size, "trusted_batch_size", owner)
+        instance(self.options, Mapping, "options", owner, "a mapping of arguments of fsla.BilevelOptimizer")
         if not (hasattr(self.trusted_dataset, "__len__") and hasattr(self.trusted_dataset, "__getitem__")):
             raise TypeError(
                 f"The 'trusted_dataset' of {owner} must have a length and an index, since its batches are drawn by "

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple, Self
 
-from fsla._checks import pick
+from fsla._checks import instance, pick
 
 Mode = Literal["independent", "grouped", "shared"]
 Source = Callable[[], object] | Iterator[object]
@@ -33,6 +33,8 @@ class MicroBatches(tuple[Any, ...]):
     """
 
     def __new__(cls, parts: Sequence[Any]) -> Self:
+        instance(parts, Iterable, "parts", "MicroBatches", "a list of batches")
+        parts = tuple(parts)
         if not parts:
             raise ValueError("MicroBatches must hold at least one batch. Got none.")
         return super().__new__(cls, parts)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from itertools import count
-from typing import TypeVar
+from typing import TypeVar, get_args
 
+from fsla._checks import instance, pick, whole_number
 from fsla.problems._batches import Batch, Batches, BatchSpec, Mode, StepBatches
 
 T = TypeVar("T")
@@ -27,6 +28,7 @@ def cycle(batches: Iterable[T]) -> Iterator[T]:
         >>> [next(stream) for _ in range(3)]
         ['a', 'b', 'a']
     """
+    instance(batches, Iterable, "batches", "cycle", "an iterable of batches")
     for turn in count():
         number = 0
         for number, batch in enumerate(batches, 1):  # noqa: B007 (counts what was given)
@@ -68,6 +70,13 @@ class Sampler:
         seed: int | None = None,
         steps_again: bool = False,
     ) -> None:
+        instance(spec, BatchSpec, "spec", "Sampler", "a fsla.BatchSpec, such as algorithm.batches")
+        for name, source in (("inner", inner), ("outer", outer)):
+            if not callable(source):
+                instance(source, Iterable, name, "Sampler", "a function or an iterable")
+        pick(mode, dict.fromkeys(get_args(Mode)), "mode")
+        if seed is not None:
+            whole_number(seed, "seed", "Sampler", least=-(2**63))
         self.spec = spec
         self.inner = inner if callable(inner) else cycle(inner).__next__
         self.outer = outer if callable(outer) else cycle(outer).__next__

@@ -19,6 +19,7 @@ import torch
 import torch.autograd.forward_ad as forward_ad
 from torch import Tensor
 
+from fsla._checks import function
 from fsla._tree import Leaves, RowSparse, Tree, aligned, axpy, detach, scale
 from fsla.distributed._reducer import Derivatives, GraphLeaves, Part, Reducer
 from fsla.problems import _passes as passes
@@ -90,6 +91,11 @@ class WeightedLossProblem(Problem):
             autocast_dtype=autocast_dtype,
             reducer=reducer,
         )
+        for name, value in (("per_sample_loss", per_sample_loss), ("sample_weight", sample_weight)):
+            function(value, name, "WeightedLossProblem")
+        optional = {"regularizer": regularizer, "row_index": row_index, "model_outputs": model_outputs}
+        for name, part in optional.items():
+            function(part, name, "WeightedLossProblem", optional=True)
         self.per_sample_loss = per_sample_loss
         self.sample_weight = sample_weight
         self.model_outputs = model_outputs

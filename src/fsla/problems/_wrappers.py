@@ -16,7 +16,7 @@ from typing import Self, TypeVar
 
 from torch import Tensor
 
-from fsla._checks import positive
+from fsla._checks import instance, positive
 from fsla._tree import Leaves, Scalar, Tree, axpy, scale_each
 from fsla.problems._batches import Batch
 from fsla.problems._views import DifferenceView, FiniteDifferenceCheck, Oracles, Point, View, compare_steps
@@ -80,6 +80,7 @@ class ForwardingProblem(Oracles):
     """
 
     def __init__(self, problem: Oracles) -> None:
+        instance(problem, Oracles, "problem", type(self).__name__, "a problem, such as a fsla.Problem")
         self.problem = problem
 
     def inner_at(self, at: Point, batch: Batch, *, update_buffers: bool = False) -> View:

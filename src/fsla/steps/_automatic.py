@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from fsla._checks import positive
+from fsla._checks import number, positive, whole_number
 from fsla._state_tree import evolve, saved
 from fsla._torch import foreach_div_
 from fsla._tree import Tree, axpy, dot, is_sharded, norm, scalar, scale, spread, sub, where, zeros_like
@@ -150,6 +150,9 @@ class Automatic(StepSizes[Measured]):
 
     def __post_init__(self) -> None:
         positive(self.width, "width", "Automatic")
+        whole_number(self.block, "block", "Automatic")
+        whole_number(self.outer_every, "outer_every", "Automatic")
+        number(self.new_grad_weight, "new_grad_weight", "Automatic")
         if not 0 < self.new_grad_weight <= 1:
             raise ValueError(f"The 'new_grad_weight' must lie in (0, 1]. Got {self.new_grad_weight} instead.")
 

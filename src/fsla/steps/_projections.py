@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -30,6 +31,10 @@ class Box:
     high: float
 
     def __post_init__(self) -> None:
+        for name in ("low", "high"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int | float) or math.isnan(value):
+                raise TypeError(f"The {name!r} of Box must be a number. Got {value!r} instead.")
         if not self.low <= self.high:
             raise ValueError(f"A Box must have low ≤ high. Got low={self.low}, high={self.high} instead.")
 

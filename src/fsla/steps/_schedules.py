@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Generic, NamedTuple, TypeVar
 
-from fsla._checks import whole_number
+from fsla._checks import number, whole_number
 from fsla._tree import Scalar, Tree, sub
 from fsla.problems._views import View
 from fsla.steps._updates import GradientDescent, Update
@@ -214,6 +214,8 @@ def inverse_sqrt(delta: float = 1000.0, c_tau: float = 1e-3, c_beta: float = 1e-
         >>> fsla.steps.inverse_sqrt(delta=1.0, c_tau=0.5, c_beta=0.5, c_eta=0.9).rates(3)
         Rates(outer_lr=0.5, inner_lr=0.25, adjoint_lr=0.25, new_grad_weight=0.45)
     """
+    for name, value in (("delta", delta), ("c_tau", c_tau), ("c_beta", c_beta), ("c_eta", c_eta)):
+        number(value, name, "inverse_sqrt", low=0.0)
     return Schedule(delta, c_tau * delta, c_beta * delta, c_eta * delta, power=0.5)
 
 
@@ -237,6 +239,8 @@ def constant_over_horizon(steps: int, delta: float, c_tau: float, c_beta: float,
         Rates(outer_lr=0.1, inner_lr=0.05, adjoint_lr=0.05, new_grad_weight=0.05)
     """
     whole_number(steps, "steps", "constant_over_horizon")
+    for name, value in (("delta", delta), ("c_tau", c_tau), ("c_beta", c_beta), ("c_eta", c_eta)):
+        number(value, name, "constant_over_horizon", low=0.0)
     alpha = delta / math.sqrt(steps)
     return Schedule(alpha, c_tau * alpha, c_beta * alpha, c_eta * alpha)
 

@@ -27,11 +27,12 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
-from fsla._checks import positive
+from fsla._checks import function, instance, number, positive
 from fsla._state_tree import saved
 from fsla._tree import Leaves, Scalar, Tree, axpy, clone, copy_, dense, each, norm, scalar, scale, sub, zeros_like
 
 Projection = Callable[[Tree], Tree]
+_AN_UPDATE = "an update, such as fsla.steps.Momentum()"
 Memory = Mapping[str, Tree]
 """What an update remembers, as named trees."""
 
@@ -314,6 +315,12 @@ class ScaleFree(Update):
             second=after_steps(self.second, every),
         )
 
+    def __post_init__(self) -> None:
+        positive(self.scale, "scale", "ScaleFree")
+        positive(self.fall, "fall", "ScaleFree")
+        for name in ("average", "second", "floor"):
+            number(getattr(self, name), name, "ScaleFree", low=0.0, high=1.0)
+
     def init(self, x: Tree) -> Variable:
         averages = {name: zeros_like(x) for name in ("mean", "size", "square")}
         return Variable(x, averages | {"count": {"moves": scalar(0.0, x)}})
@@ -416,6 +423,23 @@ class WrappedUpdate(Update):
 
 
 @dataclass(frozen=True)
+class ScaledUpdate(WrappedUpdate):
+    """Another update with its step size times a factor."""
+
+    factor: float
+    update: Update
+
+    def __call__(self, x: Variable, g: Leaves, lr: Scalar) -> Variable:
+        return self.update(x, g, self.factor * lr)
+
+    def step_size(self, lr: Scalar) -> Scalar:
+        return self.update.step_size(self.factor * lr)
+
+    def derivative(self, before: Memory, after: Memory, g: Tree, lr: Scalar) -> Tree:
+        return self.update.derivative(before, after, g, self.factor * lr)
+
+
+@dataclass(frozen=True)
 class Proximal(WrappedUpdate):
     """Another update, then the proximal step of a penalty h: argmin_y lr h(y) + ½ ‖y - x‖².
 
@@ -430,6 +454,10 @@ class Proximal(WrappedUpdate):
 
     prox: Callable[[Tree, Scalar], Tree]
     update: Update = field(default_factory=GradientDescent)
+
+    def __post_init__(self) -> None:
+        function(self.prox, "prox", "Proximal")
+        instance(self.update, Update, "update", "Proximal", _AN_UPDATE)
 
     def __call__(self, x: Variable, g: Leaves, lr: Scalar) -> Variable:
         x = self.update(x, g, lr)
@@ -451,6 +479,10 @@ class Projected(WrappedUpdate):
 
     onto: Projection
     update: Update = field(default_factory=GradientDescent)
+
+    def __post_init__(self) -> None:
+        function(self.onto, "onto", "Projected")
+        instance(self.update, Update, "update", "Projected", _AN_UPDATE)
 
     def init(self, x: Tree) -> Variable:
         return self._project(self.update.init(x))
@@ -480,6 +512,10 @@ class Clipped(WrappedUpdate):
 
     max_norm: float
     update: Update = field(default_factory=GradientDescent)
+
+    def __post_init__(self) -> None:
+        positive(self.max_norm, "max_norm", "Clipped")
+        instance(self.update, Update, "update", "Clipped", _AN_UPDATE)
 
     def __call__(self, x: Variable, g: Leaves, lr: Scalar) -> Variable:
         return self.update(x, scale(self.max_norm / norm(g).clamp(min=self.max_norm), g), lr)

@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any
 from fsla.train._bilevel import FSLA, MASOBA, SOBA, BilevelOptimizer
 from fsla.train._checkpoint import CheckpointError, load_checkpoint, save_checkpoint
 from fsla.train._fit import OverfittingWarning, fit
-from fsla.train._guard import DivergenceError, RollbackWarning, StepInfo
+from fsla.train._guard import DivergenceError, RisingLossWarning, RollbackWarning, StepInfo
 from fsla.train._loop import FitResult
 from fsla.train._weights import GroupWeights, ProductWeights, SampleWeights
 
@@ -51,6 +51,7 @@ __all__ = [
     "OverfittingWarning",
     "ProductWeights",
     "Record",
+    "RisingLossWarning",
     "RollbackWarning",
     "SampleWeights",
     "StepInfo",

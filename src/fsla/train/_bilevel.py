@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from fsla._checks import pick, positive, whole_number
+from fsla._checks import number, pick, positive, whole_number
 from fsla._state_tree import describe, evolve, flatten, map_tensors, unflatten
 from fsla._storage._json_values import differences
 from fsla._tree import Tree, clone, copy_, norm
@@ -38,6 +38,7 @@ from fsla.steps._updates import (
     Clipped,
     LeaveInGrad,
     Projection,
+    ScaledUpdate,
     Shortened,
     Variable,
     projected,
@@ -466,15 +467,20 @@ class BilevelOptimizer(ProblemAtPoint):
     @property
     def _algorithm_now(self) -> Algorithm[Any]:
         """The algorithm with steps as long as rollbacks have left them; automatic ones know that themselves."""
-        sizes, step_scale = self.algorithm.step_sizes, self._guard.step_scale
-        if step_scale == 1.0 or not isinstance(sizes, Scheduled):
-            return self.algorithm
-        return replace(self.algorithm, step_sizes=Scaled(sizes, step_scale))
+        algorithm, guard = self.algorithm, self._guard
+        sizes = algorithm.step_sizes
+        if guard.outer_step_scale < 1.0 and self.outer_optimizer is None:
+            algorithm = replace(algorithm, outer_update=ScaledUpdate(guard.outer_step_scale, algorithm.updates.outer))
+        if guard.step_scale < 1.0 and isinstance(sizes, Scheduled):
+            algorithm = replace(algorithm, step_sizes=Scaled(sizes, guard.step_scale))
+        return algorithm
 
     def _batches(
         self, inner: Any, outer: Any, independent: tuple[Any, Any] | None, seed: int | None, *, owned: bool
     ) -> StepBatches:
         """The batches of a step. Without a seed the inner batch draws from torch's own stream."""
+        if seed is not None:
+            whole_number(seed, "seed", type(self).__name__, least=-(2**63))
         outer = self._drawn(outer, owned)
         base = self._own_seed() if seed is None else seed
         inner_batch = Batch(inner, None if seed is None else mix_seed(base, 0, 0))
@@ -628,7 +634,8 @@ class BilevelOptimizer(ProblemAtPoint):
             nest = unflatten({path: t.detach().clone() for path, t in state["tensors"].items()}, state["json"], Mapping)
         except ValueError as error:
             raise ValueError(f"Cannot load state: {error}.") from None
-        check_nest(nest, self.algorithm.step_sizes, self._problem.lam, self._problem.omega, self._optimizers)
+        algorithm, problem = self.algorithm, self._problem
+        check_nest(nest, algorithm.step_sizes, problem.lam, problem.omega, self._optimizers, algorithm.updates)
         missing = [name for name in names if name not in nest["optimizers"]]
         if missing:
             raise ValueError(
@@ -658,9 +665,12 @@ class BilevelOptimizer(ProblemAtPoint):
         lost = not owned and self._guard.is_lost(info)  # At once: the next gradient of the model would be lost too.
         if not lost and not self._guard.is_due(info.step, measures=measures):
             return True
-        diverged = self.reducer.process_group.broadcast(self._guard.observe(info))
+        seen = self._guard.observe(info), self._guard.stays_high(info)
+        diverged, stays_high = self.reducer.process_group.broadcast(seen)
         if diverged:
             self._roll_back(diverged, owned=owned)
+        elif stays_high and self._guard.shorten(info.step):
+            self._halve_lr(NAMES[2:])
         elif self._guard.should_keep(info.step):
             self._keep(owned=owned)
         return not diverged
@@ -684,13 +694,14 @@ class BilevelOptimizer(ProblemAtPoint):
         if good is None or (owned and not good["owned"]):
             raise self._guard.divergence(diverged, step)
         left = self._guard.begin_rollback(diverged, step)
-        step_scale = self._guard.step_scale / 2
+        step_scale, reported = self._guard.step_scale / 2, self._guard.rise.reported
         tensors, names = self._watched(owned)
         copy_(tensors, good["tensors"][: len(tensors)])
         self._load(good["state"], names)
         if not owned:
             self._begin_adjoint(step)
         self._guard.halved(step_scale, left)
+        self._guard.rise.reported = reported
         self._halve_steps(step_scale, names)
         self._keep(owned=owned)
         if self.reducer.process_group.is_first:
@@ -704,10 +715,14 @@ class BilevelOptimizer(ProblemAtPoint):
             copy_(v, [torch.zeros_like(t) for t in v])
             self.state = replace(self.state, step_count=step)
 
-    def _halve_steps(self, step_scale: float, names: Iterable[str]) -> None:
+    def _halve_lr(self, names: Iterable[str]) -> None:
+        """Halve the steps of these torch optimisers, where they exist."""
         for name in names:
-            for group in self._optimizers[name].param_groups:
+            for group in self._optimizers[name].param_groups if name in self._optimizers else ():
                 group["lr"] = group["lr"] / 2
+
+    def _halve_steps(self, step_scale: float, names: Iterable[str]) -> None:
+        self._halve_lr(names)
         if self.state is not None and self.state.measured is not None:
             measured = self.state.measured
             measured = replace(measured, step_scale=torch.full_like(measured.step_scale, step_scale))
@@ -743,6 +758,7 @@ class FSLA(BilevelOptimizer):
         adjoint_at: Literal["old_params", "new_params"] = "old_params",
         **options: Any,
     ) -> None:
+        number(new_grad_weight, "new_grad_weight", "FSLA", low=0.0, high=1.0)
         algorithm = fsla_algorithm(Automatic(new_grad_weight=new_grad_weight), momentum=momentum, adjoint_at=adjoint_at)
         super().__init__(model, outer, algorithm=algorithm, **_without_algorithm("FSLA", options))
 
@@ -787,6 +803,7 @@ class MASOBA(BilevelOptimizer):
     """
 
     def __init__(self, model: nn.Module, outer: OuterModules, *, new_grad_weight: float = 0.1, **options: Any) -> None:
+        number(new_grad_weight, "new_grad_weight", "MASOBA", low=0.0, high=1.0)
         algorithm = ma_soba(Automatic(new_grad_weight=new_grad_weight))
         super().__init__(model, outer, algorithm=algorithm, **_without_algorithm("MASOBA", options))
 

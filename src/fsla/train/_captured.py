@@ -28,11 +28,14 @@ from fsla.problems._batches import Batch, StepBatches
 from fsla.problems._wrappers import CountedProblem
 from fsla.steps._schedules import Rates, Scheduled
 
-FIRST = 2
-"""How many replays are compared at first."""
+_COMPILER: dict[str, Any] = dict.fromkeys(
+    ("pattern_matcher", "reorder_for_locality", "inplace_buffers", "allow_buffer_reuse"), False
+)
+"""What the compiler is not to do: with any of these, some steps come out wrong under torch 2.11 and 2.13."""
 OFTEN = 512
-"""One in so many is compared from then on: the step itself takes as long as some ten replays, so that this costs two or
-three percent."""
+"""One in so many replays is compared in the long run: the step itself takes as long as some ten replays, so that this
+costs two or three percent. Before that the distances grow by four: an error may need some steps to show.
+"""
 LONG = 512
 """The first of a call for so many is compared too."""
 NEAR_SINGLE = 5e-2
@@ -87,11 +90,13 @@ class Recorder:
         """Do the work twice on a side stream: the first time chooses kernels and fills the caches of libraries."""
         side = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
         side.wait_stream(torch.cuda.current_stream(self._device))
-        with torch.cuda.stream(side):
-            work()
-            with never_waiting():  # A capture that fails half-way leaves the generator unusable.
+        try:
+            with torch.cuda.stream(side):
                 work()
-        torch.cuda.current_stream(self._device).wait_stream(side)
+                with never_waiting():  # A capture that fails half-way leaves the generator unusable.
+                    work()
+        finally:  # Work that failed half-way may still write.
+            torch.cuda.current_stream(self._device).wait_stream(side)
 
     def record(self, work: Callable[[], None]) -> Callable[[], None]:
         """Return what does the work again; the work itself is not done."""
@@ -185,7 +190,7 @@ class CudaGraph:
         algorithm = self._algorithm
         ahead = algorithm.at_one_point
         for k in range(begin, begin + n):
-            compare = due or self._agreed < FIRST or self._unseen >= OFTEN - 1
+            compare = due or comparison_due(self._agreed, self._unseen)
             due = False
             measures = algorithm.step_sizes.products_due(k if ahead else k + 1, self._static.measured) > 0
             random = self._generator.get_state()
@@ -338,12 +343,13 @@ class CudaGraph:
         rates = self._given_rates()
         static = deepcopy(self._draw())
         places = _tensors(static)
-        trace = make_fx(lambda: tensors_of(self._move(self._static, static, rates)))()
+        if True:
+            trace = make_fx(lambda: tensors_of(self._move(self._static, static, rates)))()
         trace.graph.eliminate_dead_code()
         trace.recompile()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # What PyTorch says of its own parts when the compiler is first imported.
-            program = torch.compile(trace)
+            program = torch.compile(trace, options=_COMPILER)
 
         def step(batches: StepBatches) -> list[Tensor]:
             write_tensors(places, _tensors(batches))
@@ -419,6 +425,16 @@ def form(state: State) -> object:
     """Return what two states have in common where one captured step serves both: all but the numbers in tensors."""
     tensors = [(t.shape, t.dtype, t.device) for t in tensors_of(state)]
     return str(describe(replace(state, step_count=0))), tensors
+
+
+def comparison_due(agreed: int, unseen: int) -> bool:
+    """Whether the next replay is compared with the step itself.
+
+    Args:
+        agreed: how many comparisons agreed so far.
+        unseen: replays since the last one.
+    """
+    return agreed == 0 or unseen + 1 >= min(OFTEN, int(4 ** (agreed - 1)))
 
 
 def difference(start: State, a: State, b: State, step: Callable[[State], State]) -> str | None:

@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from fsla._checks import file_path, target_device
 from fsla._state_tree import Json, flatten, unflatten
 from fsla._storage import _container as container
 from fsla._storage._files import FileError, remove_orphans
@@ -49,7 +50,7 @@ def save_checkpoint(path: str | Path, value: object) -> None:
         >>> fsla.train.load_checkpoint("run.safetensors")["step"]
         3
     """
-    save_nest(Path(path), KIND, value)
+    save_nest(file_path(path, "path", "save_checkpoint"), KIND, value)
 
 
 def load_checkpoint(path: str | Path, device: torch.device | str = "cpu") -> object:
@@ -70,7 +71,8 @@ def load_checkpoint(path: str | Path, device: torch.device | str = "cpu") -> obj
         >>> fsla.train.load_checkpoint("run.safetensors")
         [1, 2]
     """
-    return load_nest(Path(path), KIND, device)[0]
+    to = target_device(device, "device", "load_checkpoint")
+    return load_nest(file_path(path, "path", "load_checkpoint"), KIND, to)[0]
 
 
 def save_nest(path: Path, kind: str, value: object, run_id: str | None = None) -> str:
@@ -109,6 +111,18 @@ def file_errors() -> Iterator[None]:
         yield
     except FileError as error:
         raise CheckpointError(str(error)) from None
+
+
+@contextmanager
+def disk_errors(folder: Path) -> Iterator[None]:
+    """Turn a failure of the disk into a CheckpointError."""
+    try:
+        yield
+    except OSError as error:
+        raise CheckpointError(
+            f"Cannot write to {folder}: {error.strerror or error}. Earlier records and checkpoints are intact. Make "
+            "room or choose another place, and start the run again to resume."
+        ) from error
 
 
 def unreadable(path: Path, why: str) -> CheckpointError:

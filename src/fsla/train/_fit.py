@@ -202,8 +202,16 @@ class OptimizerStepper(Stepper):
         self, progress: Progress, reason: StopReason | None, eval_fn: EvalFn | None
     ) -> tuple[Record, float | None]:
         entry: dict[str, Plain] = {"step": progress.step}
+        bad: list[str] = []
         for name in _RESERVED[1:]:
-            entry[name] = finite(plain(getattr(self._info, name), name), name, [])
+            entry[name] = finite(plain(getattr(self._info, name), name), name, bad)
+        if bad and reason is not None and self.group.is_first:
+            warnings.warn(
+                f"The run ends at step {progress.step} with {', '.join(bad)} not finite. Use an earlier checkpoint, or "
+                "smaller steps.",
+                UserWarning,
+                stacklevel=6,
+            )
         if eval_fn is None:
             return entry, None
         metrics = _evaluated(self._optimizer.model, eval_fn)
@@ -252,6 +260,7 @@ class OptimizerStepper(Stepper):
         best = saved["best"]
         for name, part in self._parts.items():
             check_like(f"its {name}", saved[name], _tensors_of(part))
+            _check_finite(name, saved[name], _tensors_of(part))
             if best is not None:
                 check_like(f"its best {name}", best[name], _tensors_of(part))
         check_like("a scheduler", saved["schedulers"], [scheduler.state_dict() for scheduler in self._schedulers])
@@ -363,6 +372,13 @@ def _tensors_of(part: Any) -> dict[str, Tensor]:
 
 def _copy(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: t.detach().clone() for name, t in tensors.items()}
+
+
+def _check_finite(what: str, saved: Mapping[str, Tensor], like: Mapping[str, Tensor]) -> None:
+    """Raise a ValueError where saved numbers are not finite and the present ones are, as those of a mask are not."""
+    for name, t in like.items():
+        if t.is_floating_point() and not saved[name].isfinite().all() and t.isfinite().all():
+            raise ValueError(f"its {what} has numbers in {name!r} that are not finite")
 
 
 def _set_tensors(saved: Mapping[str, Tensor], part: Any) -> None:

@@ -1,7 +1,10 @@
 """Detect divergence: a loss, v or d that is not finite, or that grows a hundredfold over all that it has been.
 
 A quantity that rightly starts at 0 has no scale to be compared with. Its growth counts once it has stayed within its
-scale at some checks, or has lasted for several checks.
+scale at some checks, or has lasted for several checks. A loss that begins far below the other one is at its minimum:
+its growth counts where it lasts.
+
+An outer loss that stays above where it started is no divergence. The run says so once, and λ takes shorter steps.
 """
 
 from __future__ import annotations
@@ -24,6 +27,14 @@ KNOWN = 3
 before."""
 COMPARABLE = 1e-3
 """Share of the larger loss that the smaller one must have at the first check for their scales to be known then."""
+STARTING = 50
+"""Steps whose largest outer loss is the one at the start: ω moves to its minimum, and λ little."""
+MOST = 0.6
+"""Share of the last checks that must be above it: nine in a row, or more where only most of them are."""
+MARGIN = 0.01
+"""By what share of the outer loss at the start a later one must exceed it."""
+SHORTEST = 1 / 16
+"""The least that λ's steps are multiplied by for this reason: λ must be able to come back."""
 
 
 class StepInfo(NamedTuple):
@@ -85,6 +96,16 @@ class RollbackWarning(UserWarning):
     """
 
 
+class RisingLossWarning(UserWarning):
+    """Warning that the outer loss stays above its start, so that λ takes shorter steps.
+
+    Examples:
+        >>> import warnings
+        >>> with warnings.catch_warnings(action="error", category=fsla.RisingLossWarning):
+        ...     info = bilevel.step(train, trusted)  # stops a run that makes the outer loss worse
+    """
+
+
 @dataclass
 class Scale:
     """How large a quantity has been.
@@ -93,11 +114,13 @@ class Scale:
         largest: its largest size so far.
         quiet: checks in a row, since it was first above 0, that showed no growth.
         growths: checks in a row that showed growth while the scale was not known.
+        learns: whether checks without growth make the scale known. A loss that begins at its minimum has none to learn.
     """
 
     largest: float = 0.0
     quiet: int = 0
     growths: int = 0
+    learns: bool = True
 
     def observe(self, size: float) -> None:
         """Compare a size with the largest so far, and remember it."""
@@ -107,9 +130,42 @@ class Scale:
             self.growths = KNOWN if self.quiet >= KNOWN else self.growths + 1
             self.quiet = 0
         elif self.largest > 0:
-            self.quiet += 1
+            self.quiet += self.learns
             self.growths = 0
         self.largest = max(self.largest, size)
+
+
+@dataclass
+class Rise:
+    """Whether an outer loss stays above where it started.
+
+    Args:
+        start: the largest at the start; None before the first.
+        share: of the last checks, about ten, those that were above it.
+        last: step of the last of them.
+        reported: whether the run has said so.
+    """
+
+    start: float | None = None
+    share: float = 0.0
+    last: int = 0
+    reported: bool = False
+
+    def observe(self, loss: float, step: int) -> bool:
+        """Return whether most losses of the last 100 steps, and since this last returned True, are above the start."""
+        if not math.isfinite(loss):
+            return False
+        if self.start is None or step < STARTING:
+            self.start = loss if self.start is None else max(self.start, loss)
+        if step - self.last < CHECK_EVERY:
+            return False
+        above = loss > self.start + MARGIN * abs(self.start)
+        self.share += (above - self.share) / 10
+        self.last = step
+        if self.share < MOST:
+            return False
+        self.share = 0.0
+        return True
 
 
 class Guard:
@@ -123,6 +179,9 @@ class Guard:
         self.max_rollbacks = max_rollbacks
         self.step_scale = 1.0
         """What steps are multiplied by after rollbacks."""
+        self.outer_step_scale = 1.0
+        """What λ's steps are multiplied by as well, after the outer loss stayed above its start."""
+        self.rise = Rise()
         self._scales: dict[str, Scale] = {}
         self._last: dict[str, float] = {}
         """The sizes of v and d at the last check: where they are the same, λ did not move since."""
@@ -147,8 +206,9 @@ class Guard:
         losses = {"inner loss": info.inner_loss, "outer loss": info.outer_loss}
         sizes = {name: abs(float(loss)) for name, loss in losses.items() if loss is not None}
         if not self._scales and len(sizes) == len(losses):
-            comparable = min(sizes.values()) > COMPARABLE * max(sizes.values())
-            self._scales = {name: Scale(quiet=KNOWN if comparable else 0) for name in sizes}
+            bound = COMPARABLE * max(sizes.values())
+            known = KNOWN if min(sizes.values()) > bound else 0
+            self._scales = {name: Scale(quiet=known, learns=size > bound) for name, size in sizes.items()}
         moved = {"v": float(info.adjoint_norm), "hypergradient": float(info.hypergradient_norm)}
         if info.step > 0 and moved != self._last:  # v and d start at 0.
             sizes |= moved
@@ -158,6 +218,26 @@ class Guard:
         if all(scale.growths < KNOWN for scale in self._scales.values()):
             return ""
         return " and ".join([name for name, scale in self._scales.items() if scale.growths])
+
+    def stays_high(self, info: StepInfo) -> bool:
+        """Return whether the outer loss has stayed above its start for so long that λ must take shorter steps."""
+        return info.outer_loss is not None and self.rise.observe(float(info.outer_loss), info.step)
+
+    def shorten(self, step: int) -> bool:
+        """Return whether λ's steps are to be halved, and say so the first time."""
+        if not self.rise.reported:
+            self.rise.reported = True
+            warnings.warn(
+                f"At step {step} the outer loss has been above {self.rise.start:.4g}, its largest value in the first "
+                f"{STARTING} steps, for most of 100 steps. The outer variable takes steps half as long from now on. "
+                "Check the losses, use smaller outer steps, or give the outer variable another unit.",
+                RisingLossWarning,
+                stacklevel=6,
+            )
+        if self.outer_step_scale <= SHORTEST:
+            return False
+        self.outer_step_scale /= 2
+        return True
 
     def begin_rollback(self, what: str, step: int) -> int:
         """Return how many rollbacks are left after this one; raise where there is none."""
@@ -205,14 +285,19 @@ class Guard:
 
     def state_dict(self) -> dict[str, Any]:
         scales = {name: asdict(scale) for name, scale in self._scales.items()}
-        counts = {"max_rollbacks": self.max_rollbacks, "step_scale": self.step_scale}
-        return {**counts, "scales": scales, "last": self._last}
+        steps = {"step_scale": self.step_scale, "outer_step_scale": self.outer_step_scale}
+        return {
+            "max_rollbacks": self.max_rollbacks, **steps, "scales": scales, "last": self._last,
+            "rise": asdict(self.rise),
+        }  # fmt: skip
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.max_rollbacks = state["max_rollbacks"]
         self.step_scale = state["step_scale"]
         self._scales = {name: Scale(**scale) for name, scale in state["scales"].items()}
         self._last = dict(state["last"])
+        self.outer_step_scale = state["outer_step_scale"]
+        self.rise = Rise(**state["rise"])
 
 
 def _diverged(what: str, step: int) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import signal
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -18,12 +18,12 @@ from typing import Any, Literal
 
 from torch.distributed.device_mesh import DeviceMesh
 
-from fsla._checks import positive, whole_number
+from fsla._checks import file_path, function, instance, positive, whole_number
 from fsla._storage._files import check_regular, ensure_folder, remove_orphans
-from fsla._storage._json_values import among, either, number, record, text
+from fsla._storage._json_values import among, either, number, plain, record, text
 from fsla._storage._locks import locked
 from fsla.distributed import ProcessGroup
-from fsla.train._checkpoint import CheckpointError, file_errors
+from fsla.train._checkpoint import CheckpointError, disk_errors, file_errors
 from fsla.train._loader_state import RandomState
 from fsla.train._manager import CheckpointManager, OtherRunError, Resume
 from fsla.train._process import Signals, leave
@@ -204,6 +204,16 @@ class Settings:
                 whole_number(getattr(self, name), name, owner)
         for name in ("save_every_minutes", "max_seconds"):
             positive(getattr(self, name), name, owner, optional=True)
+        function(self.eval_fn, "eval_fn", owner, optional=True)
+        if isinstance(self.callbacks, str) or not isinstance(self.callbacks, Iterable):
+            raise TypeError(f"The 'callbacks' of {owner} must be a list of functions. Got {self.callbacks!r} instead.")
+        for callback in self.callbacks:
+            function(callback, "callbacks", owner)
+        if self.output_dir is not None:
+            file_path(self.output_dir, "output_dir", owner)
+        if self.run_config is not None:
+            instance(self.run_config, Mapping, "run_config", owner, "a mapping of plain values")
+            plain(self.run_config, "run_config")
         if self.resume not in (True, False, "previous"):
             raise ValueError(f"The 'resume' of {owner} must be True, False or 'previous'. Got {self.resume!r} instead.")
         if self.patience is not None and self.eval_fn is None:
@@ -273,7 +283,8 @@ class _Loop:
 
     def _open_journal(self, folder: Path) -> None:
         step, count, digest = self.progress.step, self.progress.records, self.progress.digest
-        self.journal = Journal(folder, count=count, digest=digest, step=step, board=self._settings.tensorboard)
+        with disk_errors(folder):
+            self.journal = Journal(folder, count=count, digest=digest, step=step, board=self._settings.tensorboard)
 
     def run(self) -> StopReason:
         settings, progress, group = self._settings, self.progress, self._stepper.group
@@ -384,10 +395,13 @@ class _Loop:
         """Save the run, unless that was done at this step."""
         if self.manager is None or self._saved_step == self.progress.step:
             return
-        self.journal.flush()
+        folder = Path(self._settings.output_dir or ".")
+        with disk_errors(folder):
+            self.journal.flush()
         self.progress.digest = self.journal.digest
         parts = {"progress": dict(vars(self.progress)), **self._stepper.state_dict()}
-        self.saved_at = self.manager.save(self.progress.step, parts)
+        with disk_errors(folder):
+            self.saved_at = self.manager.save(self.progress.step, parts)
         self._saved_step = self.progress.step
         self._clock = monotonic()
 

@@ -26,12 +26,20 @@ def build_optimizer(
         return None
     optimizer: object = optimizer_or_factory
     if callable(optimizer_or_factory) and not isinstance(optimizer_or_factory, torch.optim.Optimizer):
-        optimizer = optimizer_or_factory(list(parameters.values()))
+        try:
+            optimizer = optimizer_or_factory(list(parameters.values()))
+        except TypeError as error:
+            raise TypeError(
+                f"{name} cannot be made: {error}. Pass a function of parameters, such as "
+                "functools.partial(torch.optim.SGD, lr=0.1)."
+            ) from error
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise TypeError(
             f"{name} must be a torch.optim.Optimizer or a function of parameters that makes one. "
             f"Got {type(optimizer).__name__} instead."
         )
+    if any(group.get("maximize") for group in optimizer.param_groups):
+        raise ValueError(f"{name} has maximize=True, and would walk uphill. Leave it out; both losses are minimised.")
     members = {p for group in optimizer.param_groups for p in group["params"]}
     missing = [key for key, p in parameters.items() if p not in members]
     if missing:

@@ -27,12 +27,11 @@ from fsla.problems._module import ModuleProblem, random_states, set_random_state
 from fsla.problems._views import Oracles
 from fsla.steps._schedules import Rates, Scheduled
 from fsla.train._captured import (
-    FIRST,
     FORBIDDEN_STEP,
-    OFTEN,
     CaptureError,
     EngineWarning,
     Recorder,
+    comparison_due,
     difference,
     form,
     leaves_of,
@@ -184,7 +183,7 @@ class StepGraphs:
         if graph is None:
             graph = self._graphs[key] = self._captured(kind, batches)
         write_tensors(_tensors(graph.batches), _tensors(batches))
-        if graph.agreed < FIRST or graph.unseen >= OFTEN - 1:
+        if comparison_due(graph.agreed, graph.unseen):
             self._compare(kind, graph, k)
         else:
             graph.unseen += 1
@@ -264,6 +263,8 @@ class StepGraphs:
 
     def _hold(self, state: State) -> None:
         """Have the numbers of a state in the tensors that graphs read."""
+        if self._static is not None and _same_parts(state, self._static):  # The last replay left it.
+            return
         if self._static is not None and form(self._static) != form(state):
             self._graphs = dict.fromkeys(self._graphs)
             self._static = None
@@ -386,6 +387,11 @@ class StepGraphs:
 
 
 _NO_SETTINGS = {"params", "lr", "initial_lr"}
+
+
+def _same_parts(a: State, b: State) -> bool:
+    """Whether two states are the same objects, but for the step count."""
+    return all(getattr(a, name) is part for name, part in vars(b).items() if name != "step_count")
 
 
 def _flags(optimizer: torch.optim.Optimizer, group: dict[str, Any]) -> dict[str, bool] | None:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fsla._checks import positive, whole_number
+from fsla._checks import instance, number, positive, whole_number
 
 
 class SampleWeights(nn.Module):
@@ -35,12 +35,14 @@ class SampleWeights(nn.Module):
     def __init__(self, num_samples: int, *, init: float = 0.5) -> None:
         super().__init__()
         whole_number(num_samples, "num_samples", "SampleWeights")
+        number(init, "init", "SampleWeights")
         if not 0 < init < 1:
             raise ValueError(f"The 'init' of SampleWeights must lie in (0, 1). Got {init} instead.")
         self.logit = nn.Parameter(torch.full((num_samples,), math.log(init / (1 - init))))
 
     def forward(self, index: Tensor) -> Tensor:
         """Return the weights of samples, by their numbers."""
+        _check_index(index, len(self.logit), "SampleWeights")
         return self.logit[index].sigmoid()
 
     @property
@@ -91,6 +93,7 @@ class GroupWeights(nn.Module):
         self.register_buffer("group_index", torch.tensor(index), persistent=False)
 
     def _logits(self, init: Mapping[Any, float]) -> Tensor:
+        instance(init, Mapping, "init", "GroupWeights", "a mapping from names to weights")
         if init.keys() != self._indices.keys():
             raise ValueError(
                 f"The 'init' of GroupWeights must have a weight for each group: {', '.join(map(repr, self.names))}. "
@@ -109,6 +112,7 @@ class GroupWeights(nn.Module):
     def forward(self, groups: Tensor | Iterable[Any]) -> Tensor:
         """Return the weights of groups, by their names or indices."""
         index = groups if isinstance(groups, Tensor) else self._index_of(groups)
+        _check_index(index, len(self.logit), "GroupWeights")
         return self._all()[index]
 
     def _index_of(self, names: Iterable[Any]) -> Tensor:
@@ -164,6 +168,8 @@ class ProductWeights(nn.Module):
 
     def __init__(self, *parts: nn.Module) -> None:
         super().__init__()
+        for part in parts:
+            instance(part, nn.Module, "parts", "ProductWeights", "modules, such as fsla.GroupWeights")
         if len(parts) < 2:
             raise ValueError(f"ProductWeights must have at least two factors. Got {len(parts)}.")
         self.parts = nn.ModuleList(parts)
@@ -178,8 +184,22 @@ class ProductWeights(nn.Module):
         return torch.stack([part(group) for part, group in zip(self.parts, groups, strict=True)]).prod(0)
 
 
+def _check_index(index: object, size: int, owner: str) -> None:
+    """Raise unless numbers are those of weights. On a GPU torch checks them: the host must not wait for it."""
+    if not isinstance(index, Tensor) or index.is_floating_point() or index.is_complex():
+        kind = str(index.dtype) if isinstance(index, Tensor) else type(index).__name__
+        raise TypeError(f"{owner} must be called with a tensor of whole numbers. Got {kind} instead.")
+    if index.device.type == "cpu" and index.numel() and index.dtype is not torch.bool:
+        low, high = int(index.min()), int(index.max())
+        if low < 0 or high >= size:
+            raise IndexError(f"{owner} has the weights 0 to {size - 1}. Got the numbers {low} to {high}.")
+
+
 def _as_list(names: Iterable[Any]) -> list[Any]:
     """Names as Python values; an array or a column of a table has `tolist`."""
     if isinstance(names, str):
         raise TypeError(f"Groups must be a list of names. Got the string {names!r}; use [{names!r}].")
-    return list(getattr(names, "tolist", lambda: names)())
+    values = getattr(names, "tolist", lambda: names)()
+    if not isinstance(values, Iterable):
+        raise TypeError(f"Groups must be a list of names. Got {names!r} instead.")
+    return list(values)
