@@ -7,7 +7,6 @@ import math
 from collections.abc import Callable, Iterator
 from functools import cache, partial
 from pathlib import Path
-from tempfile import mkdtemp
 from typing import Any
 
 import numpy as np
@@ -16,7 +15,7 @@ from torch import nn
 
 import fsla
 from faults.saved import BATCHES, _lazy_run, inner_loss, new_optimizer, outer_loss
-from faults.trials import SilentlyWrong, Trial
+from faults.trials import SilentlyWrong, Trial, new_folder
 from fsla import algorithms, contrib, data, distributed, hypergradients, problems, steps, train
 
 CATEGORY = "API misuse: wrong arguments"
@@ -177,7 +176,7 @@ def _use_problem(problem: Any) -> None:
 
 
 def _scratch(name: str) -> Path:
-    return Path(mkdtemp(prefix="fsla-faults-")) / name
+    return new_folder() / name
 
 
 @cache

@@ -14,9 +14,9 @@ import torch
 
 import fsla
 from faults.children import run_child
-from faults.kills import new_folder, results
+from faults.kills import results
 from faults.saved import _fitted_model, _lazy_run, run_fit
-from faults.trials import Refused, SilentlyWrong, Trial
+from faults.trials import Refused, SilentlyWrong, Trial, new_folder
 from fsla.contrib import save_shards
 from fsla.train import save_checkpoint
 
@@ -73,7 +73,7 @@ _PLACES: dict[str, Callable[[Path], Path]] = {
     "a path of 5000 bytes": lambda folder: folder.joinpath(*["y" * 100] * 50),
     "read-only": _read_only,
     "a link to itself": lambda folder: (folder / "x").symlink_to("x") or folder / "x",
-    "an ended link": lambda folder: (folder / "x").symlink_to("/nowhere/at/all") or folder / "x",
+    "an ended link": lambda folder: (folder / "x").symlink_to("gone/at/all") or folder / "x",
     "a pipe": lambda folder: os.mkfifo(folder / "x") or folder / "x",
     "a missing folder": lambda folder: folder / "a" / "b",
 }

@@ -12,9 +12,8 @@ from random import Random
 
 import torch
 
-from faults.kills import new_folder
 from faults.saved import same
-from faults.trials import SilentlyWrong, Trial
+from faults.trials import SilentlyWrong, Trial, new_folder
 from launch import torchrun
 
 FOLDERS, DEATH = "checkpoint folders of two ranks: bytes and swaps", "a rank that dies while it writes"

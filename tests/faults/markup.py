@@ -14,8 +14,7 @@ from typing import Any
 import numpy as np
 
 import fsla
-from faults.kills import new_folder
-from faults.trials import SilentlyWrong, Trial
+from faults.trials import SilentlyWrong, Trial, new_folder
 
 REPORT, FORMULAS, TRAVERSAL = "markup of a table in report.html", "formulas of a table in csv", "images by path"
 PAYLOADS = (

@@ -18,8 +18,7 @@ from typing import Any
 import numpy as np
 
 from faults.children import run_child
-from faults.kills import new_folder
-from faults.trials import ProgramRaw, Refused, SilentlyWrong, Trial
+from faults.trials import ProgramRaw, Refused, SilentlyWrong, Trial, new_folder
 
 CATEGORY, COMMAND = "hostile tables", "hostile tables at the command line"
 HEADER = ["name", "zip", "x", "source", "label", "checked"]

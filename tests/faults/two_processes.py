@@ -13,9 +13,9 @@ import torch
 
 import fsla
 from faults.children import run_child
-from faults.kills import new_folder, read_folder, reference, results, text_of
+from faults.kills import read_folder, reference, results, text_of
 from faults.saved import BATCHES, STEPS, new_optimizer, run_fit, same, weights_of
-from faults.trials import Refused, SilentlyWrong, Trial
+from faults.trials import Refused, SilentlyWrong, Trial, new_folder
 
 CATEGORY, LOAD = "two processes on one folder", "numbers beside four busy processes"
 
