@@ -120,10 +120,13 @@ def tables(
 ) -> None:
     """Make the tables of a page anew from the files in benchmarks/results."""
     from fsla_benchmarks import steps as benchmark
-    from fsla_benchmarks.data.report import write_result
+    from fsla_benchmarks.automatic import spacing
+    from fsla_benchmarks.data import report
+
+    writers = {"data": report.write_result, "outer-every": spacing.write_result}
 
     def write(result: Mapping[str, Any]) -> list[str]:
-        return write_result(result) if result.get("benchmark") == "data" else benchmark.write_costs(result)
+        return writers.get(result.get("benchmark", ""), benchmark.write_costs)(result)
 
     write_text(page, benchmark.fill_tables(page.read_text(encoding="utf-8"), write))
     print_line(str(page))
@@ -144,6 +147,34 @@ def automatic(
     with watched("automatic", pool.first) as report:
         summary = reproduce(out, AutomaticSpec(steps), report, pool)
     show_results(pool, out, summary, list)
+
+
+@bench.command()
+@interruptible("nothing was written.")
+def outer_every(
+    steps: Annotated[int, typer.Option(min=1, help="Training steps of each run.")] = 600,
+    seeds: Annotated[int, typer.Option(min=1, help="Runs of each task and each outer_every.")] = 3,
+    json_file: JSONFile = None,
+    commit: Commit = None,
+) -> None:
+    """How good λ is after the same training steps if it moves at one of m, on five tasks (some minutes)."""
+    import torch
+
+    from fsla_benchmarks import steps as benchmark
+    from fsla_benchmarks.automatic import spacing
+
+    if json_file is not None:
+        ensure_writable(json_file)
+    torch.set_num_threads(1)
+    run = {"benchmark": "outer-every"} | benchmark.describe_run(torch.device("cpu"), commit)
+    with console.status("") as status:
+        rows = spacing.measure(steps, seeds, lambda text: status.update(Text(text)))
+    result = {"rows": [vars(row) for row in rows]}
+    for line in spacing.write_result(result):
+        print_line(line)
+    if json_file is not None:
+        benchmark.save(json_file, rows, run, [])
+        print_line(str(json_file))
 
 
 @bench.command()
