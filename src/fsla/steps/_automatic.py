@@ -32,8 +32,8 @@ SOON = 2
 OFTEN = 5
 RARELY = 10
 """Steps between two later products: SOON once, so that λ has a unit, and then OFTEN. Twice as many after each product
-that agrees with L, RARELY at most: ω is stable while L grows less than twofold, and λ may multiply L by exp(BEND) in each
-step."""
+that agrees with L, RARELY at most: ω is stable while L grows less than twofold, and λ may multiply it by exp(BEND) in
+each step, which is longer at outer_every > 1."""
 AGREES = 0.05
 """By how much of itself L may change at a product that agrees with it."""
 DECAY = 0.9
@@ -352,7 +352,9 @@ class Automatic(StepSizes[Measured]):
                 "inner loss."
             )
         agrees = products == 1 and abs(curvature - before) <= AGREES * before
-        interval = SOON if not state.next_look else min(2 * state.interval, RARELY) if agrees else OFTEN
+        interval = SOON if not state.next_look else 2 * state.interval if agrees else OFTEN
+        longest = RARELY / math.sqrt(self.outer_every) if self.inner else RARELY
+        interval = max(1, min(interval, int(longest)))
         return evolve(state, next_look=state.next_look + interval, interval=interval)
 
 
