@@ -7,6 +7,7 @@ import torch
 
 from fsla import FSLA
 from fsla_benchmarks.automatic import experiment as automatic
+from fsla_benchmarks.automatic import spacing
 from fsla_benchmarks.automatic.experiment import AutomaticSpec, claims, markdown, reproduce, summarise
 from fsla_benchmarks.automatic.tasks import tasks
 
@@ -64,3 +65,18 @@ def test_bench_automatic_reports_failed_claims():
     assert "1 of 3; not on b (3.00), c (diverged)" in close.figures
     assert not stable.holds
     assert "**no**" in markdown(AutomaticSpec(), rows)
+
+
+def test_bench_outer_every_runs_every_task_at_every_spacing(monkeypatch):
+    """The table of the docs is made of these rows."""
+    monkeypatch.setattr(spacing, "SPACINGS", (1, 4))
+    monkeypatch.setattr(spacing, "NAMES", {"least squares, condition 10": "least squares"})
+    one, four = spacing.measure(steps=60, seeds=2, report=lambda text: None)
+    assert (one.outer_every, four.outer_every) == (1, 4)
+    assert one.f[0] == one.f[1]  # the whole data at every step
+    assert one.f[0] < one.start
+    assert four.f[0] != one.f[0]
+    text = spacing.write_result({"rows": [vars(one), vars(four) | {"f": [None, 1.0]}]})
+    assert text[0] == "| λ | at the start | m = 1 | m = 4 |"
+    assert text[2].startswith("| least squares | 6.9 | ")
+    assert "1 of 2 diverged" in text[2]

@@ -17,6 +17,7 @@ from fsla.algorithms import SharedBatchWarning
 from fsla.problems import Batch
 from fsla.problems import _module as module_problem
 from fsla.steps import Automatic, ScaleFree
+from fsla.steps._schedules import Push
 from support import ClassWeights, cross_entropy
 from support import class_weighted_loss as inner_loss
 from support import plain_loss as outer_loss
@@ -518,6 +519,84 @@ def test_automatic_steps_count_training_steps(outer_every):
         _, measured = sizes.residual(b, b, b, measured, view)
         due += 1
     assert 20 <= due * outer_every < 20 + 2 * outer_every
+
+
+class LogWeights(nn.Module):
+    """Logs of class weights, in another unit."""
+
+    def __init__(self, unit):
+        super().__init__()
+        self.unit, self.scaled = unit, nn.Parameter(torch.zeros(3, dtype=F64))
+
+    def forward(self):
+        return self.unit * self.scaled
+
+
+def log_weighted_loss(model, weights, batch):
+    ridge = sum(p.square().sum() for p in model.parameters())
+    return (weights().exp()[batch[1]] * cross_entropy(model, batch)).mean() + 0.02 * ridge
+
+
+def unweighted_loss(model, weights, batch):
+    return cross_entropy(model, batch).mean()
+
+
+@pytest.mark.parametrize("algorithm", ["soba", "single_loop", "one_step"])
+def test_automatic_run_is_invariant_to_unit_of_outer_variable(algorithm):
+    """What suits a log would else be silly for pixels, filters or the weights of a network."""
+    ends = []
+    for unit in (1e-3, 1.0, 1e3):
+        weights = LogWeights(unit)
+        losses = {"inner_loss": log_weighted_loss, "outer_loss": unweighted_loss}
+        opt = fsla.BilevelOptimizer(network(), weights, algorithm=algorithm, hvp_method="autograd", **losses)
+        for k in range(80):
+            opt.step(*batches(k), seed=k)
+        ends.append(weights().detach())
+    assert float(ends[1].abs().max()) > 0.02
+    torch.testing.assert_close(ends[0], ends[1], rtol=0.05, atol=1e-3)
+    torch.testing.assert_close(ends[2], ends[1], rtol=0.05, atol=1e-3)
+
+
+def test_user_outer_optimizer_waits_until_adjoint_converges():
+    """λ would else move from step 0 along a v that is 0."""
+
+    def moves(**options):
+        weights = LogWeights(1.0)
+        options |= {"inner_loss": log_weighted_loss, "outer_loss": unweighted_loss}
+        opt = SOBA(network(), weights, hvp_method="autograd", outer_optimizer=partial(SGD, lr=1.0), **options)
+        shares, scales = [], []
+        for k in range(60):
+            before = weights.scaled.detach().clone()
+            scales.append(opt.step(*batches(0), seed=k).outer_step_scale)
+            shares.append(float((before - weights.scaled.detach()).norm() / tree.norm(opt.hypergradient)))
+        return shares[1:], scales[:-1]
+
+    shares, scales = moves()
+    assert shares[0] < 0.01
+    assert max(shares) > 0.2
+    torch.testing.assert_close(torch.tensor(shares), torch.tensor(scales, dtype=torch.float32), rtol=1e-3, atol=1e-5)
+    shares, scales = moves(adjoint_optimizer=partial(SGD, lr=0.1))
+    assert shares == pytest.approx([1.0] * len(shares))
+    assert scales == [None] * len(scales)
+
+
+@pytest.mark.parametrize("start", [-9.0, 3.0])
+@pytest.mark.parametrize("sign", [-1.0, 1.0])
+def test_outer_unit_stays_short_where_effect_saturates(start, sign):
+    """A log penalty of -9 that moves down changes nothing, however far it goes; one that moves up explodes."""
+    problem = Problem(
+        lambda lam, omega, _: ((omega["x"] - 1).square() + lam["p"].exp() * omega["x"].square()).sum() / 2,
+        lambda lam, omega, _: omega["x"].sum(),
+    )
+    at = Point({"p": torch.tensor([start], dtype=F64)}, {"x": torch.full((4,), 0.9, dtype=F64)})
+
+    def gradient(length):
+        return problem.inner_at(Point({"p": at.lam["p"] + sign * length}, at.omega), Batch(None)).grad_omega
+
+    sizes = Automatic()
+    view = problem.inner_at(at, Batch(None)).linearized()
+    measured = sizes.measure(view, 20, sizes.init(at.omega), Push(at.omega, gradient))
+    assert 0.1 < float(measured.outer_unit) < 5
 
 
 def test_spaced_update_forgets_as_several_steps():

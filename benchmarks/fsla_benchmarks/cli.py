@@ -31,7 +31,7 @@ def steps(
     device: Device = "auto",
     threads: Annotated[int, typer.Option(min=1, help="CPU threads.")] = 1,
     engines: Annotated[
-        str, typer.Option(help="Of 'eager', 'graph', 'compile', with commas; compiling takes minutes.")
+        str, typer.Option(help="Of 'eager', 'graph', with commas; for the transformer, of 'eager', 'compile'.")
     ] = "eager,graph",
     scaling: Annotated[
         str, typer.Option(help="Also vary, on the network: of 'samples', 'parameters', 'K', with commas.")
@@ -78,7 +78,12 @@ def steps(
 def training(
     problems: Annotated[str, typer.Option(help="Of 'transformer', 'cnn', with commas.")] = "transformer,cnn",
     device: Device = "auto",
-    compiled: Annotated[bool, typer.Option("--compile", help="Compile the transformer too, on both sides.")] = False,
+    engines: Annotated[
+        str,
+        typer.Option(
+            help="Of 'eager', 'graph' (captured on a GPU) and 'compile' (a compiled transformer), with commas."
+        ),
+    ] = "eager,graph",
     json_file: JSONFile = None,
     commit: Commit = None,
 ) -> None:
@@ -86,9 +91,11 @@ def training(
     from fsla._checks import pick, pick_device
     from fsla_benchmarks import steps as benchmark
 
-    names = tuple(x for x in problems.split(",") if x)
+    names, modes = (tuple(x for x in text.split(",") if x) for text in (problems, engines))
     for name in names:
         pick(name, {"transformer": 0, "cnn": 0}, "problem")
+    for mode in modes:
+        pick(mode, {"eager": 0, "graph": 0, "compile": 0}, "engine")
     if json_file is not None:
         ensure_writable(json_file)
     on = pick_device(device)
@@ -100,7 +107,7 @@ def training(
 
     with console.status("") as status:
         costs, notes = benchmark.measure_training(
-            on, lambda text: status.update(Text(text)), compile_too=compiled, only=names, keep=keep
+            on, lambda text: status.update(Text(text)), engines=modes, only=names, keep=keep
         )
     for line in (*benchmark.list_costs(costs), *notes):
         print_line(line)
@@ -113,10 +120,13 @@ def tables(
 ) -> None:
     """Make the tables of a page anew from the files in benchmarks/results."""
     from fsla_benchmarks import steps as benchmark
-    from fsla_benchmarks.data.report import write_result
+    from fsla_benchmarks.automatic import spacing
+    from fsla_benchmarks.data import images, report
+
+    writers = {"data": report.write_result, "images": images.write_table, "outer-every": spacing.write_result}
 
     def write(result: Mapping[str, Any]) -> list[str]:
-        return write_result(result) if result.get("benchmark") == "data" else benchmark.write_costs(result)
+        return writers.get(result.get("benchmark", ""), benchmark.write_costs)(result)
 
     write_text(page, benchmark.fill_tables(page.read_text(encoding="utf-8"), write))
     print_line(str(page))
@@ -137,6 +147,34 @@ def automatic(
     with watched("automatic", pool.first) as report:
         summary = reproduce(out, AutomaticSpec(steps), report, pool)
     show_results(pool, out, summary, list)
+
+
+@bench.command()
+@interruptible("nothing was written.")
+def outer_every(
+    steps: Annotated[int, typer.Option(min=1, help="Training steps of each run.")] = 600,
+    seeds: Annotated[int, typer.Option(min=1, help="Runs of each task and each outer_every.")] = 3,
+    json_file: JSONFile = None,
+    commit: Commit = None,
+) -> None:
+    """How good λ is after the same training steps if it moves at one of m, on five tasks (some minutes)."""
+    import torch
+
+    from fsla_benchmarks import steps as benchmark
+    from fsla_benchmarks.automatic import spacing
+
+    if json_file is not None:
+        ensure_writable(json_file)
+    torch.set_num_threads(1)
+    run = {"benchmark": "outer-every"} | benchmark.describe_run(torch.device("cpu"), commit)
+    with console.status("") as status:
+        rows = spacing.measure(steps, seeds, lambda text: status.update(Text(text)))
+    result = {"rows": [vars(row) for row in rows]}
+    for line in spacing.write_result(result):
+        print_line(line)
+    if json_file is not None:
+        benchmark.save(json_file, rows, run, [])
+        print_line(str(json_file))
 
 
 @bench.command()

@@ -57,40 +57,12 @@ def _copy_(to: Sequence[Tensor], source: Sequence[Tensor]) -> None:
         a.copy_(b)
 
 
-_traced = False
-
-
-def traced() -> bool:
-    """Whether steps are traced for a compiler, which wants one operation for each tensor and none in place."""
-    return _traced
-
-
-@contextmanager
-def tracing() -> Iterator[None]:
-    """Have the block be traced for a compiler: it fuses single operations itself, and has erred on fused ones."""
-    global _traced
-    _traced = True
-    try:
-        yield
-    finally:
-        _traced = False
-
-
-def _fused(name: str, plain: Callable[..., Any]) -> Callable[..., Any]:
-    fused = getattr(torch, f"_foreach_{name}", plain)
-
-    def operation(*args: Any, **kwargs: Any) -> Any:
-        return (plain if _traced else fused)(*args, **kwargs)
-
-    return operation
-
-
-foreach_add: Callable[..., list[Tensor]] = _fused("add", _add)
-foreach_add_: Callable[..., None] = _fused("add_", _add_)
-foreach_mul: Callable[..., list[Tensor]] = _fused("mul", _mul)
-foreach_div_: Callable[..., None] = _fused("div_", _div_)
-foreach_norm: Callable[..., list[Tensor]] = _fused("norm", _norm)
-foreach_copy_: Callable[..., None] = _fused("copy_", _copy_)
+foreach_add: Callable[..., list[Tensor]] = getattr(torch, "_foreach_add", _add)
+foreach_add_: Callable[..., None] = getattr(torch, "_foreach_add_", _add_)
+foreach_mul: Callable[..., list[Tensor]] = getattr(torch, "_foreach_mul", _mul)
+foreach_div_: Callable[..., None] = getattr(torch, "_foreach_div_", _div_)
+foreach_norm: Callable[..., list[Tensor]] = getattr(torch, "_foreach_norm", _norm)
+foreach_copy_: Callable[..., None] = getattr(torch, "_foreach_copy_", _copy_)
 
 
 def versions(tensors: Iterable[Tensor]) -> list[int]:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, TypeGuard, TypeVar, overload
 import torch
 from torch import Tensor
 
-from fsla._torch import foreach_add, foreach_add_, foreach_copy_, foreach_mul, foreach_norm, traced
+from fsla._torch import foreach_add, foreach_add_, foreach_copy_, foreach_mul, foreach_norm
 
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
@@ -137,10 +137,7 @@ def axpy(a: Scalar, x: Leaves, y: Leaves) -> Leaves:
         return {}
     if isinstance(a, Tensor):
         total = foreach_mul(other, a)
-        if traced():
-            total = foreach_add(total, tensors)
-        else:
-            foreach_add_(total, tensors)
+        foreach_add_(total, tensors)
         return dict(zip(y, total, strict=True))
     return dict(zip(y, foreach_add(tensors, other, alpha=a), strict=True))
 
@@ -211,7 +208,7 @@ def scale_each(a: Mapping[str, Scalar], x: Tree) -> Tree:
 def dot(x: Leaves, y: Leaves) -> Tensor:
     """Return <x, y> as a 0-d tensor."""
     tensors, other = [_dense(t) for t in x.values()], [_dense(t) for t in aligned(y, x)]
-    if traced() or any(is_sharded(t) for t in tensors):  # DTensor cannot be concatenated.
+    if any(is_sharded(t) for t in tensors):  # DTensor cannot be concatenated.
         return whole(torch.stack([(a * b).sum() for a, b in zip(tensors, other, strict=True)]).sum())
     return (_joined(tensors) * _joined(other)).sum()
 

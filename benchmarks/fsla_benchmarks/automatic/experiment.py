@@ -61,7 +61,7 @@ def _compare(spec: AutomaticSpec, name: str, report: ReportShare) -> list[Record
     (task,) = [task for task in tasks() if task.name == name]
     settings = list(product(T, R, M, FALLS))
     model, outer = task.build()
-    start = _f(task, model, outer)
+    start = solved_outer_loss(task, model, outer)
     rates, rollbacks = _automatic(spec, task)
     records: list[Record] = [
         {"task": task.name, "rule": "automatic", "f": rates, "rollbacks": rollbacks, "start": start}
@@ -111,11 +111,11 @@ def _taken(
             opt.step(*task.draw(generator), seed=0)
     except DivergenceError:
         return None
-    return _f(task, model, modules)
+    return solved_outer_loss(task, model, modules)
 
 
-def _f(task: Task, model: nn.Module, modules: nn.Module) -> float | None:
-    """F(λ, ω_λ), ω_λ from the present parameters; None where it is not finite."""
+def solved_outer_loss(task: Task, model: nn.Module, modules: nn.Module) -> float | None:
+    """Return F(λ, ω_λ), with ω_λ by L-BFGS from the present parameters; None where it is not finite."""
     parameters = [p for p in model.parameters() if p.requires_grad]
     search = torch.optim.LBFGS(parameters, max_iter=300, tolerance_grad=1e-6, line_search_fn="strong_wolfe")
 

@@ -28,9 +28,12 @@ from fsla.steps._updates import ScaleFree, Update, after_steps
 
 FIRST = 20
 """Products of the first estimate of L."""
+SOON = 2
 OFTEN = 5
-RARELY = 20
-"""Steps between two later products: OFTEN at first, twice as many after each one that agrees with L, RARELY at most."""
+RARELY = 10
+"""Steps between two later products: SOON once, so that λ has a unit, and then OFTEN. Twice as many after each product
+that agrees with L, RARELY at most: ω is stable while L grows less than twofold, and λ may multiply L by exp(BEND) in each
+step."""
 AGREES = 0.05
 """By how much of itself L may change at a product that agrees with it."""
 DECAY = 0.9
@@ -95,13 +98,11 @@ class Measured:
     untrained: Tensor
     """Share in [0, 1] of the first ∂_ω G that is left, in squared length."""
     force: Tensor
-    """Size of the forces that act on ω: ‖H ω‖, or ‖∂_ω G‖ where that is larger."""
+    """Size of the forces on ω: the largest of ‖H ω‖ and of ‖∂_ω G‖ over the last block and at the first step."""
     outer_unit: Tensor
     """Way of λ that changes ∂_ω G by `force`; 0 before it is measured."""
     largest_unit: Tensor
-    """Bound of `outer_unit`: its value when ψ first passed one half."""
-    opened: Tensor
-    """1 once ψ has passed one half, else 0."""
+    """Bound of `outer_unit`: its last value before λ moves."""
     step_scale: Tensor
     """Factor on all steps; halved when a run is rolled back after it diverged."""
 
@@ -190,7 +191,6 @@ class Automatic(StepSizes[Measured]):
             force=zero,
             outer_unit=zero,
             largest_unit=zero,
-            opened=zero if self.wait else scalar(1.0, omega),
             step_scale=scalar(1.0, omega),
         )
         if not self.measures:
@@ -256,7 +256,7 @@ class Automatic(StepSizes[Measured]):
         tiny = torch.finfo(torch.float32).tiny
         unsolved = (overlap / target_overlap.clamp(min=tiny)).clamp(0.0, 1.0)
         untrained = (gradient_overlap / torch.maximum(first, state.force.square()).clamp(min=tiny)).clamp(0.0, 1.0)
-        after = evolve(
+        return evolve(
             state,
             count=torch.where(full, 0, count),
             blocks=torch.where(full, state.blocks + 1, state.blocks),
@@ -273,7 +273,6 @@ class Automatic(StepSizes[Measured]):
             target=where(full, zeros_like(target), target),
             gradient=where(full, zeros_like(gradient), gradient),
         )
-        return evolve(after, opened=torch.where(self.outer_scale(after) > 0.5, 1.0, state.opened))
 
     def products_due(self, k: int, state: Measured) -> int:
         if not (self.measures or self.outer) or k < state.next_look:
@@ -285,17 +284,17 @@ class Automatic(StepSizes[Measured]):
             state = self._measure_unit(view, push, state)
         if self.measures:
             return self._measure_curvature(view, products, state)
-        interval = min(2 * state.interval, RARELY) if state.interval else OFTEN
+        interval = min(2 * state.interval, RARELY) if state.interval else SOON
         return evolve(state, next_look=state.next_look + interval, interval=interval)
 
     def _measure_unit(self, view: View, push: Push, state: Measured) -> Measured:
         """Measure how far λ may go until its force on ω is as large as those that act on ω.
 
-        The unit does not grow once λ moves: where ω runs away with λ, the forces grow with it.
+        The unit does not grow once λ moves, after two blocks: where ω runs away with λ, the forces grow with it.
         """
         g = _some(view.grad_omega)
-        force = float(torch.maximum(norm(_some(view.hvp(push.omega))), norm(state.last_gradient or g)))
-        known, force_before = float(state.outer_unit), float(state.force)
+        forces = [norm(_some(view.hvp(push.omega))), norm(state.last_gradient or g), state.first_gradient.sqrt()]
+        force, known = float(torch.stack(forces).max()), float(state.outer_unit)
         if not 0 < force < math.inf:
             return state
         rounding = 10 * view.eps * max(float(norm(g)), force)
@@ -314,10 +313,11 @@ class Automatic(StepSizes[Measured]):
             length = min(max(reach, length / 100), 1000 * length)
         if not unit > 0:
             return state
-        unit = known**OLD * unit ** (1 - OLD) if known else unit
-        largest = float(state.largest_unit) if known and float(state.opened) else unit
-        unit = min(unit, largest)
-        force = force_before**OLD * force ** (1 - OLD) if force_before else force
+        largest = unit
+        if known and (float(state.blocks) > 1 or not self.wait):
+            largest = float(state.largest_unit)
+            unit = min(known**OLD * unit ** (1 - OLD), largest)
+            force = float(state.force) ** OLD * force ** (1 - OLD)
         numbers = {"force": force, "outer_unit": unit, "largest_unit": largest}
         return evolve(state, **{name: torch.full_like(state.force, number) for name, number in numbers.items()})
 
@@ -352,7 +352,7 @@ class Automatic(StepSizes[Measured]):
                 "inner loss."
             )
         agrees = products == 1 and abs(curvature - before) <= AGREES * before
-        interval = min(2 * state.interval, RARELY) if agrees else OFTEN
+        interval = SOON if not state.next_look else min(2 * state.interval, RARELY) if agrees else OFTEN
         return evolve(state, next_look=state.next_look + interval, interval=interval)
 
 
