@@ -31,7 +31,7 @@ def steps(
     device: Device = "auto",
     threads: Annotated[int, typer.Option(min=1, help="CPU threads.")] = 1,
     engines: Annotated[
-        str, typer.Option(help="Of 'eager', 'graph', 'compile', with commas; compiling takes minutes.")
+        str, typer.Option(help="Of 'eager', 'graph', with commas; for the transformer, of 'eager', 'compile'.")
     ] = "eager,graph",
     scaling: Annotated[
         str, typer.Option(help="Also vary, on the network: of 'samples', 'parameters', 'K', with commas.")
@@ -78,7 +78,12 @@ def steps(
 def training(
     problems: Annotated[str, typer.Option(help="Of 'transformer', 'cnn', with commas.")] = "transformer,cnn",
     device: Device = "auto",
-    compiled: Annotated[bool, typer.Option("--compile", help="Compile the transformer too, on both sides.")] = False,
+    engines: Annotated[
+        str,
+        typer.Option(
+            help="Of 'eager', 'graph' (captured on a GPU) and 'compile' (a compiled transformer), with commas."
+        ),
+    ] = "eager,graph",
     json_file: JSONFile = None,
     commit: Commit = None,
 ) -> None:
@@ -86,9 +91,11 @@ def training(
     from fsla._checks import pick, pick_device
     from fsla_benchmarks import steps as benchmark
 
-    names = tuple(x for x in problems.split(",") if x)
+    names, modes = (tuple(x for x in text.split(",") if x) for text in (problems, engines))
     for name in names:
         pick(name, {"transformer": 0, "cnn": 0}, "problem")
+    for mode in modes:
+        pick(mode, {"eager": 0, "graph": 0, "compile": 0}, "engine")
     if json_file is not None:
         ensure_writable(json_file)
     on = pick_device(device)
@@ -100,7 +107,7 @@ def training(
 
     with console.status("") as status:
         costs, notes = benchmark.measure_training(
-            on, lambda text: status.update(Text(text)), compile_too=compiled, only=names, keep=keep
+            on, lambda text: status.update(Text(text)), engines=modes, only=names, keep=keep
         )
     for line in (*benchmark.list_costs(costs), *notes):
         print_line(line)
@@ -114,12 +121,12 @@ def tables(
     """Make the tables of a page anew from the files in benchmarks/results."""
     from fsla_benchmarks import steps as benchmark
     from fsla_benchmarks.automatic import spacing
-    from fsla_benchmarks.data import report
+    from fsla_benchmarks.data import images, report
 
-    writers = {"data": report.write_result, "outer-every": spacing.write_result}
+    writers = {"data": report.write_result, "images": images.write_table, "outer-every": spacing.write_result}
 
     def write(result: Mapping[str, Any]) -> list[str]:
-        return writers.get(result.get("benchmark", ""), benchmark.write_costs)(result)
+        return writers.get(result["benchmark"], benchmark.write_costs)(result)
 
     write_text(page, benchmark.fill_tables(page.read_text(encoding="utf-8"), write))
     print_line(str(page))

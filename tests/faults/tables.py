@@ -40,7 +40,9 @@ def base(seed: int, number: int = 40) -> Rows:
     for i in range(number):
         x = random.gauss(0, 1)
         label = "1" if x > 0 else "01"
-        rows.append([f"{i:04}", f"0{random.randrange(1000, 9999)}", f"{x:.3f}", f"0{i % 2}", label, label if i % 2 else ""])
+        rows.append(
+            [f"{i:04}", f"0{random.randrange(1000, 9999)}", f"{x:.3f}", f"0{i % 2}", label, label if i % 2 else ""]
+        )
     return rows
 
 

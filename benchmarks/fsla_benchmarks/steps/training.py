@@ -300,7 +300,7 @@ def measure_training(
     device: torch.device,
     report: Report,
     *,
-    compile_too: bool = False,
+    engines: Sequence[str] = ("eager", "graph"),
     only: Sequence[str] = ("transformer", "cnn"),
     keep: Callable[[list[Cost], list[str]], None] = lambda costs, notes: None,
 ) -> tuple[list[Cost], list[str]]:
@@ -309,7 +309,8 @@ def measure_training(
     Args:
         device: where to train.
         report: is called with what runs now.
-        compile_too: measure the transformer compiled as well, against plain training of a compiled one.
+        engines: of "eager", "graph" (on a GPU alone) and "compile" (the transformer as a compiled module), each against
+            plain training in the same way.
         only: the problems.
         keep: is called with all rows and lines so far after each run.
     """
@@ -327,7 +328,7 @@ def measure_training(
         _collect(device)
 
     peaks: dict[str, float | None] = {}
-    modes = ["eager", *(["graph"] if on_gpu else []), *(["compile"] if compile_too else [])]
+    modes = [engine for engine in engines if on_gpu or engine != "graph"]
     for mode in modes if "transformer" in only else ():
         size, sequences = (TransformerSize(vocabulary=16384, tied=True), 16) if on_gpu else (TINY, 4)
         text = TransformerTask(device, size, sequences)
@@ -341,12 +342,10 @@ def measure_training(
     peaks.clear()
     if "cnn" in only:
         images = CNNTask(device)
-        references = {"eager": images.plain(images.model())}
-        if on_gpu:
-            references["graph"] = images.plain_captured(images.model())
-        for run in CNN_RUNS:
-            if run.engine in references:
-                measure("cnn", images, images.model, run, run.engine, references[run.engine])
+        for mode in [mode for mode in modes if mode != "compile"]:
+            reference = (images.plain_captured if mode == "graph" else images.plain)(images.model())
+            for run in [run for run in CNN_RUNS if run.engine == mode]:
+                measure("cnn", images, images.model, run, mode, reference)
     return costs, notes
 
 

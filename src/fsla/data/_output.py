@@ -120,7 +120,10 @@ def _defuse(cell: object) -> object:
 
 def _to_csv(table: pd.DataFrame) -> str:
     text = io.StringIO()
-    writer, quoting = csv.writer(text, lineterminator="\n"), csv.writer(text, quoting=csv.QUOTE_ALL, lineterminator="\n")
+    writer, quoting = (
+        csv.writer(text, lineterminator="\n"),
+        csv.writer(text, quoting=csv.QUOTE_ALL, lineterminator="\n"),
+    )
     columns = [[_plain(cell) for cell in table[column]] for column in table.columns]
     for row in (tuple(table.columns), *zip(*columns, strict=True)):
         returns = any(isinstance(cell, str) and "\r" in cell for cell in row)  # The writer would leave it unquoted.
