@@ -142,7 +142,10 @@ def lines(rows: list[Row]) -> list[str]:
 
 def write_rows(result: Mapping[str, Any]) -> list[str]:
     """Return the lines of a table in Markdown, from what a file of results holds."""
-    table = ["| problem | step | engine | unit steps (quartiles) | unit | ms |", "| --- | --- | --- | --- | --- | --- |"]
+    table = [
+        "| problem | step | engine | unit steps (quartiles) | unit | ms |",
+        "| --- | --- | --- | --- | --- | --- |",
+    ]
     for r in (Row(**row) for row in result["rows"]):
         step = ", ".join(x for x in (r.method, r.momentum, r.samples) if x)
         cells = (r.problem, step, r.engine, f"{r.ratio:.2f} ({r.low:.2f}–{r.high:.2f})", r.unit, f"{r.ms:.2f}")
