@@ -81,6 +81,7 @@ def search(train, valid, steps=200, algorithm="soba"):
         outer_loss=outer_loss,
         algorithm=algorithm,
         inner_optimizer=adam,
+        outer_optimizer=adam,
     )
     for _ in range(steps):
         bilevel.step(draw_batch(train), draw_batch(valid))
