@@ -55,6 +55,7 @@ def attack(honest, start, valid, steps=600, algorithm="soba"):
         outer_loss=outer_loss,
         algorithm=algorithm,
     )
+    bilevel.solve(honest)  # start from a trained classifier
     for _ in range(steps):
         bilevel.step(honest, valid)
     bilevel.solve(honest)

@@ -53,7 +53,6 @@ class Recorder:
 
 
 def captured(
-    name: str,
     algorithm: Algorithm[Any],
     problem: CountedProblem,
     draw: Callable[[], StepBatches],
@@ -64,5 +63,5 @@ def captured(
 ) -> tuple[CudaGraph, Recorder]:
     """Return the engine of a GPU, with a recorder in the place of the device."""
     recorder = Recorder(generator, problem, freeze)
-    recorder.engine = CudaGraph(name, algorithm, problem, draw, generator, lenient=lenient, recorder=recorder)
+    recorder.engine = CudaGraph(algorithm, problem, draw, generator, lenient=lenient, recorder=recorder)
     return recorder.engine, recorder

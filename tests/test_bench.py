@@ -111,22 +111,26 @@ def raced(monkeypatch, seconds, units):
     return dict(zip(timed, rows, strict=True))
 
 
-def test_bench_steps_compiled_step_is_relative_to_compiled_sgd(monkeypatch):
-    compiled, captured, eager = (Key("sgd", engine=e) for e in ("compile", "graph", "eager"))
-    keys = {e: Key("fsla", "none", "shared", e) for e in ("compile", "graph", "eager")}
-    seconds = {captured: 2.0, compiled: 1.0, eager: 4.0, keys["graph"]: 6.0, keys["compile"]: 5.0, keys["eager"]: 8.0}
+def test_bench_steps_is_relative_to_captured_sgd_where_timed(monkeypatch):
+    captured, eager = (Key("sgd", engine=e) for e in ("graph", "eager"))
+    keys = {e: Key("fsla", "none", "shared", e) for e in ("graph", "eager")}
+    seconds = {captured: 2.0, eager: 4.0, keys["graph"]: 6.0, keys["eager"]: 8.0}
     rows = raced(monkeypatch, seconds, _units)
     assert [(rows[k].ratio, rows[k].unit, rows[k].plain_ratio) for k in keys.values()] == [
-        (5.0, "sgd, compile", 2.5),
         (3.0, "sgd, graph", None),
         (4.0, "sgd, graph", None),
     ]
-    assert rows[compiled].ratio == rows[captured].ratio == 1.0
-    del seconds[compiled]
-    assert raced(monkeypatch, seconds, _units)[keys["compile"]].ratio == 2.5
-    assert rows[keys["compile"]].ms == pytest.approx(5000)
+    assert (rows[captured].ratio, rows[eager].ratio) == (1.0, 2.0)
+    assert rows[keys["graph"]].ms == pytest.approx(6000)
     del seconds[captured]
     assert raced(monkeypatch, seconds, _units)[keys["eager"]].ratio == 2.0
+
+
+def test_bench_steps_compiled_module_has_ratio_to_plain_unit_too(monkeypatch):
+    plain, compiled = (Key("adamw", engine=e) for e in ("eager", "compile"))
+    key = Key("soba, difference", None, "shared", "compile")
+    rows = raced(monkeypatch, {plain: 4.0, compiled: 2.0, key: 6.0}, lambda timed: lambda key: (compiled, plain))
+    assert (rows[key].ratio, rows[key].unit, rows[key].plain_ratio) == (3.0, "adamw, compile", 1.5)
 
 
 def test_bench_steps_transformer_is_relative_to_adamw():
@@ -174,6 +178,7 @@ def test_bench_steps_invalid_choice_fails_early():
     for problems, engines, scalings, text in (
         (("transfomer",), (), (), "Did you mean 'transformer'"),
         (("cnn",), ("auto",), (), "engine must be one of"),
+        (("cnn", "transformer"), ("eager", "compile"), (), "transformer' alone.*Got the problems cnn too"),
         (("cnn",), ("eager",), ("k",), "scaling must be one of"),
     ):
         with pytest.raises(ValueError, match=text):

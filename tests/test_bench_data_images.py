@@ -4,6 +4,7 @@ import gzip
 import io
 import json
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,6 +14,9 @@ from sklearn.datasets import load_digits
 from fsla.data import _network_learners
 from fsla.data._network_learners import Recipe
 from fsla_benchmarks.data import images
+from fsla_benchmarks.steps.results import FOLDER
+
+ROOT = Path(__file__).parents[1]
 
 
 def write_idx(path, array):
@@ -114,6 +118,14 @@ def test_parties_share_network_and_schedule(digits_folder, monkeypatch):
     assert all(recipe.steps < Recipe().steps for recipe in shorter)
     everything = [mass for *_, mass, recipe in trained if recipe is not images.FINE_TUNING]
     assert everything.count(300.0) == 2 + images.NUM_AVERAGED
+
+
+def test_page_has_the_table_of_its_results():
+    """Figures of a page come from files of results; a table that is older than its file says what is not so."""
+    page = (ROOT / "docs" / "benchmarks" / "data-quality.md").read_text(encoding="utf-8")
+    for file in sorted(FOLDER.glob("images-*.json")):
+        lines = images.write_table(json.loads(file.read_text(encoding="utf-8")))
+        assert "\n".join([f"<!-- table {file.name} -->", "", *lines, ""]) in page
 
 
 @pytest.mark.slow

@@ -36,13 +36,12 @@ def test_reducer_on_gpu_equals_plain_steps(name, weights, group_of_one):
 
 
 @pytest.mark.parametrize("weights", [False, True], ids=["of classes", "of samples"])
-@pytest.mark.parametrize("engine", ["graph", "compile"])
 @pytest.mark.parametrize("name", ["fsla", "soba"])
-def test_captured_reducer_equals_plain_steps(name, engine, weights, group_of_one):
+def test_captured_reducer_equals_plain_steps(name, weights, group_of_one):
     """The messages are captured with the step."""
     algorithm = reducer_program.ALGORITHMS[name]
     expected, _ = reducer_program.path(*reducer_program.network(weights, "cuda"), algorithm, 16, 50, device="cuda")
-    actual, _ = reducer_program.path(*reducer_program.reduced(weights, "cuda"), algorithm, 16, 50, engine, "cuda")
+    actual, _ = reducer_program.path(*reducer_program.reduced(weights, "cuda"), algorithm, 16, 50, "graph", "cuda")
     assert float((actual[-1] - expected[-1]).abs().max()) < 1e-9
 
 

@@ -62,7 +62,7 @@ def run(
     state = algorithm.init(problem, start, draw())
     engine = Eager(algorithm, problem, draw)
     if name != "eager":
-        engine, recorder = captured(name, algorithm, problem, draw, generator, lenient=True, freeze=freeze)
+        engine, recorder = captured(algorithm, problem, draw, generator, lenient=True, freeze=freeze)
         recorder.fails_at = more.get("fails_at")
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -294,11 +294,11 @@ def test_replay_check_detects_counter_and_names_steps(change_at, monkeypatch):
 
         return before
 
-    _, messages, _, engine = run("graph", make, calls=(1, 149), freeze=freeze)
+    _, messages, _, engine = run("graph", make, calls=(1, 199), freeze=freeze)
     assert engine.name == "eager"
     assert len(messages) == 1
     assert "from step 1 on. The numbers of all steps before are those of the step itself" in messages[0]
-    _, messages, _, engine = run("graph", make, calls=(1,) * 150, freeze=freeze)
+    _, messages, _, engine = run("graph", make, calls=(1,) * 200, freeze=freeze)
     assert engine.name == "eager"
     since = int(messages[0].split("since step ")[1].split()[0])
     assert since <= change_at <= since + captures.OFTEN
@@ -307,21 +307,50 @@ def test_replay_check_detects_counter_and_names_steps(change_at, monkeypatch):
     assert same(actual, expected)  # before that, nothing is in doubt
 
 
-def test_replay_check_covers_single_steps(monkeypatch):
+def test_comparison_distances_grow_to_often():
+    """The step itself takes as long as ten replays, so that every comparison must be worth its time."""
+    compared, agreed, unseen = [], 0, 0
+    for replay in range(1, 2400):
+        if captures.comparison_due(agreed, unseen):
+            compared.append(replay)
+            agreed, unseen = agreed + 1, 0
+        else:
+            unseen += 1
+    assert compared == [1, 2, 6, 22, 86, 342, 854, 1366, 1878, 2390]
+
+
+@pytest.mark.parametrize("change_at", [2, 21, 22, 30, 100])
+def test_replay_check_covers_single_steps(change_at, monkeypatch):
+    """The step that the message names lies between the last comparison that agreed and the change."""
     monkeypatch.setattr(captures, "OFTEN", 64)
-    storage = {}
+    storage, agreed = {}, []
+
+    def spy(before, *others):
+        part = difference(before, *others)
+        if part is None:
+            agreed.append(before.step_count)
+        return part
+
+    difference = captures.difference
+    monkeypatch.setattr(captures, "difference", spy)
 
     def make(generator):
         storage["scale"] = 1.0
         return lambda lam, omega, batch: plain(lam, omega, batch) * storage["scale"], samples(generator)
 
     def change(i, state):
-        if i == 30:
+        if i == change_at:
             storage["scale"] = 2.0
 
-    _, messages, _, engine = run("graph", make, calls=(1,) * 80, change=change, freeze=holding(storage, "scale"))
+    _, messages, _, engine = run("graph", make, calls=(1,) * 200, change=change, freeze=holding(storage, "scale"))
     assert engine.name == "eager"
-    assert 30 - 16 <= int(messages[0].split("since step ")[1].split()[0]) <= 30  # the replay before the 16 was compared
+    assert len(messages) == 1
+    last = agreed[-1]
+    assert last < change_at <= last + captures.OFTEN
+    if "since step" in messages[0]:
+        assert last < int(messages[0].split("since step ")[1].split()[0]) <= change_at
+    else:  # the first step after the change was compared
+        assert f"from step {change_at} on. The numbers of all steps before are those" in messages[0]
 
 
 def test_replay_check_detects_slow_float32_drift(monkeypatch):
@@ -396,7 +425,7 @@ def test_replay_check_waits_for_finite_values():
     algorithm = fsla.algorithms.soba(RATES)
     good = algorithm.init(problem, START, draw())
     bad = replace(good, lam=Variable({"l": normal(1)}), omega=Variable({"w": normal(3) * float("inf")}))
-    engine, _ = captured("graph", algorithm, problem, draw, generator)
+    engine, _ = captured(algorithm, problem, draw, generator)
     broken = engine.advance(bad, 30)
     assert not broken.is_finite()
     actual = engine.advance(good, 4)
@@ -417,7 +446,7 @@ def test_replay_check_accepts_converged_run():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         state = algorithm.init(problem, START, FULL)
-        engine, _ = captured("graph", algorithm, problem, lambda: FULL, torch.Generator())
+        engine, _ = captured(algorithm, problem, lambda: FULL, torch.Generator())
         for _ in range(60):
             state = engine.advance(state, 50)
     assert float(state.direction["l"].norm()) < 1e-13
@@ -456,7 +485,7 @@ def test_capture_takes_batches_of_inner_steps():
         return StepBatches.of(inner, (None,), inner, None, inner[:1])
 
     state = algorithm.init(problem, START, sample())
-    engine, recorder = captured("graph", algorithm, problem, sample, generator)
+    engine, recorder = captured(algorithm, problem, sample, generator)
     state = engine.advance(state, 20)
     assert state.step_count == 20
     assert recorder.replays == 19

@@ -31,7 +31,7 @@ def steps(
     device: Device = "auto",
     threads: Annotated[int, typer.Option(min=1, help="CPU threads.")] = 1,
     engines: Annotated[
-        str, typer.Option(help="Of 'eager', 'graph', 'compile', with commas; compiling takes minutes.")
+        str, typer.Option(help="Of 'eager', 'graph', with commas; for the transformer, of 'eager', 'compile'.")
     ] = "eager,graph",
     scaling: Annotated[
         str, typer.Option(help="Also vary, on the network: of 'samples', 'parameters', 'K', with commas.")
@@ -121,9 +121,9 @@ def tables(
     """Make the tables of a page anew from the files in benchmarks/results."""
     from fsla_benchmarks import steps as benchmark
     from fsla_benchmarks.automatic import spacing
-    from fsla_benchmarks.data import report
+    from fsla_benchmarks.data import images, report
 
-    writers = {"data": report.write_result, "outer-every": spacing.write_result}
+    writers = {"data": report.write_result, "images": images.write_table, "outer-every": spacing.write_result}
 
     def write(result: Mapping[str, Any]) -> list[str]:
         return writers.get(result.get("benchmark", ""), benchmark.write_costs)(result)

@@ -80,7 +80,7 @@ def run_algorithm(
 
         step                 steps that were taken
         seconds              seconds of the steps; a clock decides nothing without `max_seconds`
-        preparation_seconds  seconds of capturing, checking and compiling
+        preparation_seconds  seconds of capturing and checking
         engine               engine that took the steps before it
         oracles              calls so far
         status               "running", "finished", "budget" or "diverged", the values of `Status`

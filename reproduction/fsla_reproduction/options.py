@@ -24,4 +24,4 @@ TimeLimit = Annotated[float | None, typer.Option(help="Minutes after which a run
 Jobs = Annotated[
     int | None, typer.Option("--jobs", "-j", min=1, help="Runs at a time; the records are the same. Default: 1.")
 ]
-Engine = Annotated[str, typer.Option(help="'auto', 'eager', 'graph' (captured steps) or 'compile'.")]
+Engine = Annotated[str, typer.Option(help="'auto', 'eager' or 'graph' (captured steps).")]

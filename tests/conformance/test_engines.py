@@ -1,7 +1,5 @@
 """Every algorithm whose step can be captured takes the same steps from a graph; a recorder plays the device's part."""
 
-import shutil
-
 import pytest
 import torch
 from rows import begin, make, names_where, row_of
@@ -22,36 +20,22 @@ def test_engine_skips_steps_that_vary(name):
     batches = StepBatches.shared(train, valid, seed=0)
     state = algorithm.init(problem, begin(name, at), batches)
     rest = (algorithm, problem, lambda: batches, torch.Generator(), state)
-    for choice in ("graph", "compile"):
-        with pytest.raises(CaptureError, match="does not take the same operations at every step"):
-            make_engine(choice, *rest)
+    with pytest.raises(CaptureError, match="does not take the same operations at every step"):
+        make_engine("graph", *rest)
     assert make_engine("auto", *rest, steps=10**6).name == "eager"
 
 
-COMPILED = ("fsla", "cg", "soba")
-"""(Compiling takes seconds: the others are slow tests.)"""
-
-
-@pytest.mark.parametrize(
-    ("name", "engine"),
-    [
-        pytest.param(name, engine, marks=[pytest.mark.slow] if engine == "compile" and name not in COMPILED else [])
-        for name in names_where(lambda algorithm: algorithm.capturable)
-        for engine in ("graph", "compile")
-    ],
-)
-def test_engines_take_equal_steps(name, engine):
-    if engine == "compile" and not (shutil.which("g++") or shutil.which("clang++")):
-        pytest.skip("there is no C++ compiler; apt-get install g++ installs one")
+@pytest.mark.parametrize("name", names_where(lambda algorithm: algorithm.capturable))
+def test_engines_take_equal_steps(name):
     algorithm = make(name, fsla.steps.Schedule(0.02, 0.1, 0.1, 0.5, power=0.5))
     problem, at, train, valid = ridge_logistic()
     batches, states = StepBatches.shared(train, valid), []
-    for choice in ("eager", engine):
+    for choice in ("eager", "graph"):
         counted, generator = CountedProblem(problem), torch.Generator()
         state = algorithm.init(counted, begin(name, at), batches)
         motor = Eager(algorithm, counted, lambda: batches)
         if choice != "eager":
-            motor, _ = captured(choice, algorithm, counted, lambda: batches, generator)
+            motor, _ = captured(algorithm, counted, lambda: batches, generator)
         states.append((motor.advance(state, 6 - state.step_count), counted.calls))
     (a, calls), (b, same) = states
     assert calls == same

@@ -57,7 +57,17 @@ def table(content: dict[str, Any]) -> str:
     lines = [head, ["---", *["--:"] * (len(head) - 1)]]
     for name, row in [*rows.items(), ("**all**", total)]:
         lines.append([name, *map(str, (sum(row[o] for o in Outcome), *(row[o] for o in Outcome)))])
-    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+    text = "".join(f"| {' | '.join(line)} |\n" for line in lines)
+    return text + (_problems(content["problems"]) if "problems" in content else "")
+
+
+def _problems(remarks: dict[str, int]) -> str:
+    """Return a sentence about the hard problems: a run that does not move is no failure of these kinds, but is one."""
+    return (
+        f"\nOf {remarks['easy problems']} hard problems that are easy for the defaults, "
+        f"{remarks['easy problems converged']} converged within 600 steps, with {remarks['false alarms']} false alarms. "
+        f"Of all, {remarks['stalled problems']} gained less than 5 % of what there is to gain.\n"
+    )
 
 
 def page_with(text: str, content: dict[str, Any]) -> str:

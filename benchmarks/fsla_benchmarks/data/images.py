@@ -15,7 +15,7 @@ import io
 import json
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -45,6 +45,17 @@ THUMBNAIL = 7
 PARTIES = (
     "given", "true", "everything", "fine-tuned", "product", "five networks", "confident learning", "trusted alone",
 )  # fmt: skip
+NAMES = {
+    "given": "all labels as they came",
+    "true": "true labels",
+    "everything": "all labels, checked ones put right",
+    "fine-tuned": "the same, fine-tuned on checked rows",
+    "product": "`fsla`",
+    "five networks": "average of five on all labels, checked ones put right",
+    "confident learning": "what confident learning leaves",
+    "trusted alone": "checked rows alone",
+}
+"""As the page shows them."""
 NUM_AVERAGED = 5
 """As many networks as the product averages."""
 FINE_TUNING = Recipe(lr=0.02, steps=1, min_epochs=10, max_epochs=10)
@@ -214,6 +225,20 @@ def _product(data: TrainingData, seed: int, device: str) -> Party:
     if fit.noise_rate is not None:
         details["noise_rate"] = [round(float(value), 3) for value in fit.noise_rate]
     return party._replace(details=details)
+
+
+def write_table(result: Mapping[str, Any]) -> list[str]:
+    """Return the table of a page as lines of Markdown: a row for each party, a column for each seed."""
+    runs = result["runs"]
+    seeds = [f"seed {run['seed']}" for run in runs]
+    lines = [f"| trained on | {' | '.join(seeds)} | gap closed | seconds |", "| --- " * (len(seeds) + 3) + "|"]
+    for name in PARTIES:
+        if all(name in run for run in runs):
+            accuracy = " | ".join(f"{run[name]['accuracy']:.3f}" for run in runs)
+            closed = " / ".join(f"{run[name]['gap_closed']:.2f}" for run in runs)
+            seconds = " / ".join(f"{run[name]['seconds']:.0f}" for run in runs)
+            lines.append(f"| {NAMES[name]} | {accuracy} | {closed} | {seconds} |")
+    return lines
 
 
 def pack(source: Path, target: Path, rows: int, seeds: Sequence[int]) -> Path:

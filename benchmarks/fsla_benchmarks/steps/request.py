@@ -31,6 +31,12 @@ class BenchRequest:
         for field, choices in _CHOICES.items():
             for name in getattr(self, field):
                 pick(name, dict.fromkeys(choices), field[:-1])
+        plain = [name for name in self.problems if name != "transformer"]
+        if "compile" in self.engines and plain:
+            raise ValueError(
+                "Engine 'compile' must come with the problem 'transformer' alone, whose module it compiles. "
+                f"Got the problems {', '.join(plain)} too. Use engines 'eager' and 'graph' for these."
+            )
 
     def measured(self, device: torch.device, report: Report) -> tuple[list[Row], list[str]]:
         """The rows, and a line for whatever could not be measured, with the reason."""

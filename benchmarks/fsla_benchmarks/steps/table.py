@@ -1,6 +1,6 @@
 """What a hyper-iteration costs on the small problems, in plain SGD steps of the same model.
 
-On a GPU the SGD step is a captured one, and for compiled steps a compiled one.
+On a GPU the SGD step is a captured one.
 """
 
 from __future__ import annotations
@@ -94,21 +94,19 @@ def _steppers(
     timed = dict[Key, Advance]()
     notes = list[str]()
     on_gpu = device.type == "cuda"
-    captured_engines = [engine for engine in engines if engine != "eager"]
-    if captured_engines and not on_gpu:
-        notes.append(f"{', '.join(captured_engines)}: steps are captured on a GPU alone")
+    if "graph" in engines and not on_gpu:
+        notes.append("graph: steps are captured on a GPU alone")
         engines = ("eager",)
 
     def add(key: Key, problem: Oracles, algorithm: Algorithm[Any], samples: Mode) -> None:
         report(f"{c.name}: {key.label}")
         try:
             timed[key] = _stepper(c, problem, algorithm, samples, key.engine)
-        except Exception as error:  # a compiler may fail in any way
+        except Exception as error:  # a capture may fail in any way
             notes.append(f"{c.name}: {key.label}: {reason(error)}")
 
-    for engine in ("graph", "compile") if on_gpu else ():
-        if engine == "graph" or engine in engines:
-            add(Key("sgd", engine=engine), c.difference, sgd, "shared")
+    if on_gpu:
+        add(Key("sgd", engine="graph"), c.difference, sgd, "shared")
     timed[Key("sgd")] = c.sgd()
     for method, momentum, samples, algorithm, captured in _candidates(c.name):
         for engine in engines if captured else ("eager", *(["graph"] if on_gpu else [])):
@@ -125,14 +123,12 @@ def _problem(c: Case, method: str) -> Oracles:
 
 
 def _units(timed: dict[Key, Advance]) -> Units:
-    """A row of a scaling has its own SGD step; what is compiled has the compiled one, if that is timed."""
-    plain = next(unit for unit in (Key("sgd", engine="graph"), Key("sgd"), *timed) if unit in timed)
-    compiled = next(unit for unit in (Key("sgd", engine="compile"), plain) if unit in timed)
+    """The captured SGD step, if that is timed; a row of a scaling has its own."""
+    sgd = next(unit for unit in (Key("sgd", engine="graph"), Key("sgd"), *timed) if unit in timed)
 
     def units(key: Key) -> tuple[Key, Key]:
-        if key.n is not None:
-            return Key("sgd", n=key.n), Key("sgd", n=key.n)
-        return compiled if key.engine == "compile" else plain, plain
+        unit = sgd if key.n is None else Key("sgd", n=key.n)
+        return unit, unit
 
     return units
 

@@ -28,10 +28,6 @@ from fsla.problems._batches import Batch, StepBatches
 from fsla.problems._wrappers import CountedProblem
 from fsla.steps._schedules import Rates, Scheduled
 
-_COMPILER: dict[str, Any] = dict.fromkeys(
-    ("pattern_matcher", "reorder_for_locality", "inplace_buffers", "allow_buffer_reuse"), False
-)
-"""What the compiler is not to do: with any of these, some steps come out wrong under torch 2.11 and 2.13."""
 OFTEN = 512
 """One in so many replays is compared in the long run: the step itself takes as long as some ten replays, so that this
 costs two or three percent. Before that the distances grow by four: an error may need some steps to show.
@@ -41,8 +37,8 @@ LONG = 512
 NEAR_SINGLE = 5e-2
 NEAR_DOUBLE = 1e-3
 FEW = 1000.0
-"""What two ways to take a step may differ by: a GPU adds in no fixed order, and a compiler in another one, so that
-rounding may put a ReLU on its other side."""
+"""What two ways to take a step may differ by: a GPU adds in no fixed order, so that rounding may put a ReLU on its
+other side."""
 AS_ROUNDING = 100.0
 """Where terms cancel, as those of d do near a minimum, a part that fails the formula may differ by so many times what
 the step itself makes of a change of its start by rounding."""
@@ -112,10 +108,9 @@ class CudaGraph:
     """An engine that replays steps, and takes them one by one once its name is "eager".
 
     Args:
-        name: "graph" or "compile".
         algorithm, problem, draw: what takes a step.
         generator: what the draw draws from.
-        lenient: whether to go on with the next best engine where this one is unavailable.
+        lenient: whether to go on with eager steps where a step cannot be captured.
         recorder: what captures.
     """
 
@@ -123,7 +118,6 @@ class CudaGraph:
 
     def __init__(
         self,
-        name: str,
         algorithm: Algorithm[Any],
         problem: CountedProblem,
         draw: Callable[[], StepBatches],
@@ -132,7 +126,7 @@ class CudaGraph:
         lenient: bool,
         recorder: Recorder | None = None,
     ) -> None:
-        self.name = name
+        self.name = "graph"
         self.preparation_s = 0.0
         self._algorithm = algorithm
         self._problem = problem
@@ -265,7 +259,7 @@ class CudaGraph:
             try:
                 self._check_repeats()
             except Exception as error:
-                self._unavailable(error, "eager", must_raise=not self._lenient)
+                self._unavailable(error, must_raise=not self._lenient)
                 return state
         k = state.step_count
         doubles = any(t.dtype == torch.float64 for t in tensors_of(state))
@@ -275,17 +269,14 @@ class CudaGraph:
         state = self._algorithm.prepare(self._problem, state, batches)
         state = replace(self._move(state, batches, self._given_rates()), step_count=k + 1)
         state = self._algorithm.measure(self._problem, state, batches)
-        while self.name != "eager":
-            random = self._generator.get_state()
-            try:
-                with self._preparing():
-                    self._capture(state)
-                break
-            except Exception as error:
-                worse = "graph" if self.name == "compile" else "eager"
-                self._unavailable(error, worse, must_raise=not self._lenient and not again)
-            finally:
-                self._generator.set_state(random)
+        random = self._generator.get_state()
+        try:
+            with self._preparing():
+                self._capture(state)
+        except Exception as error:
+            self._unavailable(error, must_raise=not self._lenient and not again)
+        finally:
+            self._generator.set_state(random)
         return state
 
     def _check_repeats(self) -> None:
@@ -313,51 +304,16 @@ class CudaGraph:
         self._static = replace(map_tensors(torch.clone, state), step_count=FORBIDDEN_STEP)
         rates = self._given_rates()
 
-        def moved(batches: StepBatches) -> list[Tensor]:
-            after = self._move(self._static, batches, rates)
+        def work() -> None:
+            after = self._move(self._static, self._draw(), rates)
             if form(after) != form(self._static):
                 raise CaptureError("A step that is captured must leave the state in the form that it has.")
-            return tensors_of(after)
-
-        def work(step: Callable[[StepBatches], list[Tensor]] = moved) -> None:
-            write_tensors(tensors_of(self._static), step(self._draw()))
+            write_tensors(tensors_of(self._static), tensors_of(after))
 
         self._problem.counting(lambda: self._recorder.warm_up(work))
-        if self.name == "compile":
-            compiled, *self._counts = self._problem.counting(self._compiled)
-            self._recorder.warm_up(lambda: work(compiled))
-            self._replay = self._recorder.record(lambda: work(compiled))
-        else:
-            self._replay, *self._counts = self._problem.counting(lambda: self._recorder.record(work))
+        self._replay, *self._counts = self._problem.counting(lambda: self._recorder.record(work))
         self._agreed = 0
         self._unseen = 0
-
-    def _compiled(self) -> Callable[[StepBatches], list[Tensor]]:
-        """Return the compiled step of the held state.
-
-        It is traced first, its derivatives included, since torch.compile does not differentiate twice. The trace reads
-        the state, the rates and the batches from where they are held.
-        """
-        from torch.fx.experimental.proxy_tensor import make_fx  # Not promised by PyTorch; without it, no compiling.
-
-        rates = self._given_rates()
-        static = deepcopy(self._draw())
-        places = _tensors(static)
-        if True:
-            trace = make_fx(lambda: tensors_of(self._move(self._static, static, rates)))()
-        trace.graph.eliminate_dead_code()
-        trace.recompile()
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # What PyTorch says of its own parts when the compiler is first imported.
-            program = torch.compile(trace, options=_COMPILER)
-
-        def step(batches: StepBatches) -> list[Tensor]:
-            write_tensors(places, _tensors(batches))
-            with torch.no_grad(), warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # The compiler's advice on settings that are the user's.
-                return list(program())
-
-        return step
 
     def _move(self, state: State, batches: StepBatches, rates: Rates | None) -> State:
         """Return the state after the moves of a step, but for its step count."""
@@ -397,13 +353,13 @@ class CudaGraph:
         finally:
             self.preparation_s += time.perf_counter() - start
 
-    def _unavailable(self, error: Exception, worse: str, *, must_raise: bool) -> None:
-        """Go on with the next best engine, or raise."""
-        message = f"Engine {self.name!r} is unavailable: {reason_of(error)}"
+    def _unavailable(self, error: Exception, *, must_raise: bool) -> None:
+        """Go on with eager steps, or raise."""
+        message = f"Engine 'graph' is unavailable: {reason_of(error)}"
         if must_raise:
             raise CaptureError(message) from error
-        _warn(f"{message} Using {worse!r}.")
-        self.name = worse
+        _warn(f"{message} Using 'eager'.")
+        self.name = "eager"
 
 
 class _ForbiddenStep:
@@ -434,7 +390,8 @@ def comparison_due(agreed: int, unseen: int) -> bool:
         agreed: how many comparisons agreed so far.
         unseen: replays since the last one.
     """
-    return agreed == 0 or unseen + 1 >= min(OFTEN, int(4 ** (agreed - 1)))
+    exponent = min(agreed - 1, 9)  # A power of thousands would take as long as a replay.
+    return agreed == 0 or unseen + 1 >= min(OFTEN, int(4**exponent))
 
 
 def difference(start: State, a: State, b: State, step: Callable[[State], State]) -> str | None:
@@ -506,10 +463,6 @@ def leaves_of(x: object) -> list[object]:
     raise TypeError(
         f"A step that is captured takes batches of tensors, numbers and strings. Got {type(x).__name__} instead."
     )
-
-
-def _tensors(batches: StepBatches) -> list[Tensor]:
-    return [leaf for leaf in leaves_of(batches) if isinstance(leaf, Tensor)]
 
 
 def _same(a: object, b: object) -> bool:

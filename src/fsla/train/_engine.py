@@ -2,8 +2,7 @@
 
     eager     one by one from Python
     graph     a step captured once as a CUDA graph, its batches drawn on the device, so that the host does nothing
-    compile   the step compiled, and then captured
-    auto      on a GPU graph for runs of some length and compile for long ones; eager otherwise
+    auto      graph on a GPU, for runs of some length; eager otherwise
 
 All give the same numbers to rounding. Captured steps are an optimisation, never at the price of a silent wrong number:
 they are compared with the step itself at first and now and then, and abandoned with a warning where they differ.
@@ -23,11 +22,11 @@ from fsla.problems._views import Oracles
 from fsla.problems._wrappers import CountedProblem
 from fsla.train._captured import CaptureError, CudaGraph, EngineWarning
 
-__all__ = ["ENGINES", "PAYS", "CaptureError", "Eager", "Engine", "EngineWarning", "make_engine"]
-ENGINES = ("auto", "eager", "graph", "compile")
-PAYS = {"compile": (50_000, 300.0), "graph": (20, 10.0)}
-"""Steps, and seconds of budget, from which "auto" takes an engine: capturing costs a second or two, compiling half a
-minute."""
+__all__ = ["ENGINES", "CaptureError", "Eager", "Engine", "EngineWarning", "make_engine"]
+ENGINES = ("auto", "eager", "graph")
+WORTH_STEPS = 20
+WORTH_S = 10.0
+"""Steps, and seconds of budget, from which "auto" captures: a capture costs a second or two."""
 
 
 class Engine(Protocol):
@@ -43,7 +42,7 @@ class Engine(Protocol):
 
     @property
     def preparation_s(self) -> float:
-        """The seconds spent so far on capturing, compiling and comparing, those within `advance` among them."""
+        """The seconds spent so far on capturing and comparing, those within `advance` among them."""
         ...
 
     def advance(self, state: State, n: int) -> State:
@@ -83,7 +82,7 @@ def make_engine(
     for a number, that call raises; with "auto" it warns, and steps are taken eagerly.
 
     Args:
-        name: "auto", "eager", "graph" or "compile".
+        name: "auto", "eager" or "graph".
         algorithm: what takes a step.
         problem: the two losses.
         draw: returns the batches of a step.
@@ -98,7 +97,7 @@ def make_engine(
         The engine.
 
     Raises:
-        CaptureError: if "graph" or "compile" is asked for, and the algorithm or the device does not allow it.
+        CaptureError: if "graph" is asked for, and the algorithm or the device does not allow it.
 
     Examples:
         >>> problem = fsla.Problem(
@@ -116,14 +115,11 @@ def make_engine(
     pick(name, dict.fromkeys(ENGINES), "engine")
     problem = problem if isinstance(problem, CountedProblem) else CountedProblem(problem)
     refused = _refused(algorithm, generator.device)
-    if refused is not None and name in ("graph", "compile"):
-        raise CaptureError(f"Engine {name!r} is unavailable: {refused}")
-    chosen = name
-    if name == "auto":
-        chosen = "eager" if refused is not None else _automatic(steps, budget_s)
-    if chosen == "eager":
+    if name == "graph" and refused is not None:
+        raise CaptureError(f"Engine 'graph' is unavailable: {refused}")
+    if name == "eager" or (name == "auto" and (refused is not None or not _is_worthwhile(steps, budget_s))):
         return Eager(algorithm, problem, draw)
-    return CudaGraph(chosen, algorithm, problem, draw, generator, lenient=name == "auto")
+    return CudaGraph(algorithm, problem, draw, generator, lenient=name == "auto")
 
 
 def _refused(algorithm: Algorithm[Any], device: torch.device) -> str | None:
@@ -138,9 +134,6 @@ def _refused(algorithm: Algorithm[Any], device: torch.device) -> str | None:
     return None
 
 
-def _automatic(steps: int | None, budget_s: float | None) -> str:
-    """Return the engine that pays for a run. It depends on the run's settings alone, never on time."""
-    for engine, (long, costly) in PAYS.items():
-        if (steps is None or steps >= long) and (budget_s is None or budget_s >= costly):
-            return engine
-    return "eager"
+def _is_worthwhile(steps: int | None, budget_s: float | None) -> bool:
+    """Return whether a capture pays for a run. It depends on the run's settings alone, never on time."""
+    return (steps is None or steps >= WORTH_STEPS) and (budget_s is None or budget_s >= WORTH_S)

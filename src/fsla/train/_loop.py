@@ -87,7 +87,7 @@ class Progress:
     seconds: float = 0.0
     """What the steps took."""
     preparation_seconds: float = 0.0
-    """What tracing, checking and compiling took."""
+    """What capturing and checking took."""
 
     def observe(self, value: float | None) -> bool:
         """Compare an evaluation with the best one; return whether it is better."""
