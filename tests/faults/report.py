@@ -46,7 +46,7 @@ class Counts:
     def as_dict(self) -> dict[str, Any]:
         """Return the counts as JSON."""
         rows = {name: {str(outcome): row[outcome] for outcome in Outcome} for name, row in self.rows.items()}
-        return {"categories": rows, "problems": dict(self.remarks)}
+        return {"categories": rows, "problems": dict(self.remarks) if self.remarks["easy problems"] else {}}
 
 
 def table(content: dict[str, Any]) -> str:
@@ -58,7 +58,7 @@ def table(content: dict[str, Any]) -> str:
     for name, row in [*rows.items(), ("**all**", total)]:
         lines.append([name, *map(str, (sum(row[o] for o in Outcome), *(row[o] for o in Outcome)))])
     text = "".join(f"| {' | '.join(line)} |\n" for line in lines)
-    return text + (_problems(content["problems"]) if "problems" in content else "")
+    return text + (_problems(content["problems"]) if content.get("problems") else "")
 
 
 def _problems(remarks: dict[str, int]) -> str:

@@ -32,8 +32,8 @@ SOON = 2
 OFTEN = 5
 RARELY = 10
 """Steps between two later products: SOON once, so that λ has a unit, and then OFTEN. Twice as many after each product
-that agrees with L, RARELY at most: ω is stable while L grows less than twofold, and λ may multiply L by exp(BEND) in each
-step."""
+that agrees with L, RARELY at most: ω is stable while L grows less than twofold, and λ may multiply it by exp(BEND) in
+each step."""
 AGREES = 0.05
 """By how much of itself L may change at a product that agrees with it."""
 DECAY = 0.9
