@@ -65,7 +65,8 @@ def _problems(remarks: dict[str, int]) -> str:
     """Return a sentence about the hard problems: a run that does not move is no failure of these kinds, but is one."""
     return (
         f"\nOf {remarks['easy problems']} hard problems that are easy for the defaults, "
-        f"{remarks['easy problems converged']} converged within 600 steps, with {remarks['false alarms']} false alarms. "
+        f"{remarks['easy problems converged']} converged within 600 steps, with {remarks['false alarms']} false "
+        "alarms. "
         f"Of all, {remarks['stalled problems']} gained less than 5 % of what there is to gain.\n"
     )
 

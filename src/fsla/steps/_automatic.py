@@ -28,12 +28,11 @@ from fsla.steps._updates import ScaleFree, Update, after_steps
 
 FIRST = 20
 """Products of the first estimate of L."""
-SOON = 2
 OFTEN = 5
 RARELY = 10
-"""Steps between two later products: SOON once, so that λ has a unit, and then OFTEN. Twice as many after each product
-that agrees with L, RARELY at most: ω is stable while L grows less than twofold, and λ may multiply it by exp(BEND) in
-each step."""
+"""Steps between two later products: OFTEN at first, twice as many after each that agrees with L, RARELY at most. ω is
+stable while L grows less than twofold, and λ may multiply it by exp(BEND) in each step, a longer one at
+outer_every > 1."""
 AGREES = 0.05
 """By how much of itself L may change at a product that agrees with it."""
 DECAY = 0.9
@@ -203,6 +202,11 @@ class Automatic(StepSizes[Measured]):
         """Whether L is measured, for a variable that moves by it."""
         return self.inner or self.adjoint
 
+    @property
+    def _soon(self) -> int:
+        """Steps on which λ moves before the second look: OFTEN training steps, but it needs a direction."""
+        return max(2, -(-OFTEN // self.outer_every))
+
     def rates(self, k: int, state: Measured) -> Rates:
         lr = state.step_scale / state.curvature if self.measures else 1.0
         weight = after_steps(self.new_grad_weight, self.outer_every)
@@ -284,19 +288,22 @@ class Automatic(StepSizes[Measured]):
             state = self._measure_unit(view, push, state)
         if self.measures:
             return self._measure_curvature(view, products, state)
-        interval = min(2 * state.interval, RARELY) if state.interval else SOON
+        interval = min(2 * state.interval, RARELY) if state.interval else self._soon
         return evolve(state, next_look=state.next_look + interval, interval=interval)
 
     def _measure_unit(self, view: View, push: Push, state: Measured) -> Measured:
         """Measure how far λ may go until its force on ω is as large as those that act on ω.
 
-        The unit does not grow once λ moves, after two blocks: where ω runs away with λ, the forces grow with it.
+        The unit does not grow once λ moves, after two blocks: where ω runs away with λ, the forces grow with it. Where
+        no force acts on ω, one step is BEND in λ's own units.
         """
         g = _some(view.grad_omega)
         forces = [norm(_some(view.hvp(push.omega))), norm(state.last_gradient or g), state.first_gradient.sqrt()]
         force, known = float(torch.stack(forces).max()), float(state.outer_unit)
+        moves = float(state.blocks) > 1 or not self.wait
         if not 0 < force < math.inf:
-            return state
+            unit = known or (BEND / STEP if force == 0 and moves else 0.0)
+            return evolve(state, outer_unit=torch.full_like(state.force, unit))
         rounding = 10 * view.eps * max(float(norm(g)), force)
         unit, length = 0.0, AHEAD * STEP * known or SMALLEST
         for _ in range(1 if known else TRIES):
@@ -314,10 +321,10 @@ class Automatic(StepSizes[Measured]):
         if not unit > 0:
             return state
         largest = unit
-        if known and (float(state.blocks) > 1 or not self.wait):
-            largest = float(state.largest_unit)
+        if known and moves:
+            largest = float(state.largest_unit) or known
             unit = min(known**OLD * unit ** (1 - OLD), largest)
-            force = float(state.force) ** OLD * force ** (1 - OLD)
+            force = (float(state.force) or force) ** OLD * force ** (1 - OLD)
         numbers = {"force": force, "outer_unit": unit, "largest_unit": largest}
         return evolve(state, **{name: torch.full_like(state.force, number) for name, number in numbers.items()})
 
@@ -352,7 +359,11 @@ class Automatic(StepSizes[Measured]):
                 "inner loss."
             )
         agrees = products == 1 and abs(curvature - before) <= AGREES * before
-        interval = SOON if not state.next_look else min(2 * state.interval, RARELY) if agrees else OFTEN
+        interval = self._soon if not state.next_look else 2 * state.interval if agrees else OFTEN
+        longest = RARELY / math.sqrt(self.outer_every) if self.inner else RARELY
+        interval = max(1, min(interval, int(longest)))
+        if interval == RARELY:  # The guard of a run asks the device at the same steps.
+            interval -= state.next_look % RARELY
         return evolve(state, next_look=state.next_look + interval, interval=interval)
 
 
