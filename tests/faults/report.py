@@ -46,7 +46,7 @@ class Counts:
     def as_dict(self) -> dict[str, Any]:
         """Return the counts as JSON."""
         rows = {name: {str(outcome): row[outcome] for outcome in Outcome} for name, row in self.rows.items()}
-        return {"categories": rows, "problems": dict(self.remarks)}
+        return {"categories": rows, "problems": dict(self.remarks) if self.remarks["easy problems"] else {}}
 
 
 def table(content: dict[str, Any]) -> str:
@@ -57,7 +57,18 @@ def table(content: dict[str, Any]) -> str:
     lines = [head, ["---", *["--:"] * (len(head) - 1)]]
     for name, row in [*rows.items(), ("**all**", total)]:
         lines.append([name, *map(str, (sum(row[o] for o in Outcome), *(row[o] for o in Outcome)))])
-    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+    text = "".join(f"| {' | '.join(line)} |\n" for line in lines)
+    return text + (_problems(content["problems"]) if content.get("problems") else "")
+
+
+def _problems(remarks: dict[str, int]) -> str:
+    """Return a sentence about the hard problems: a run that does not move is no failure of these kinds, but is one."""
+    return (
+        f"\nOf {remarks['easy problems']} hard problems that are easy for the defaults, "
+        f"{remarks['easy problems converged']} converged within 600 steps, with {remarks['false alarms']} false "
+        "alarms. "
+        f"Of all, {remarks['stalled problems']} gained less than 5 % of what there is to gain.\n"
+    )
 
 
 def page_with(text: str, content: dict[str, Any]) -> str:

@@ -31,8 +31,8 @@ FIRST = 20
 OFTEN = 5
 RARELY = 10
 """Steps between two later products: OFTEN at first, twice as many after each that agrees with L, RARELY at most. ω is
-stable while L grows less than twofold, and λ may multiply it by exp(BEND) in each step, a longer one at outer_every > 1.
-"""
+stable while L grows less than twofold, and λ may multiply it by exp(BEND) in each step, a longer one at
+outer_every > 1."""
 AGREES = 0.05
 """By how much of itself L may change at a product that agrees with it."""
 DECAY = 0.9
