@@ -30,8 +30,9 @@ FIRST = 20
 """Products of the first estimate of L."""
 OFTEN = 5
 RARELY = 10
-"""Steps between two later products: OFTEN at first, twice as many after each that agrees with L, RARELY at most. ω is
-stable while L grows less than twofold, and λ may multiply it by exp(BEND) in each step, a longer one at outer_every > 1.
+"""Steps between two later products: OFTEN at first, twice as many after each that agrees with L, RARELY at most.
+
+ω is stable while L grows less than twofold, and λ may multiply it by exp(BEND) in each step.
 """
 AGREES = 0.05
 """By how much of itself L may change at a product that agrees with it."""
