@@ -7,6 +7,7 @@ python examples/architecture.py
 """
 
 import sys
+from functools import partial
 
 import torch
 from sklearn.datasets import load_digits
@@ -72,12 +73,14 @@ def outer_loss(model, logits, batch):
 def search(train, valid, steps=200, algorithm="soba"):
     """Return the logits: a row for each layer, a column for each operation."""
     model, logits = Network([OPERATIONS] * LAYERS), nn.Parameter(torch.zeros(LAYERS, len(OPERATIONS)))
+    adam = partial(torch.optim.Adam, lr=0.01)
     bilevel = fsla.BilevelOptimizer(
         model,
         logits,
         inner_loss=inner_loss,
         outer_loss=outer_loss,
         algorithm=algorithm,
+        inner_optimizer=adam,
     )
     for _ in range(steps):
         bilevel.step(draw_batch(train), draw_batch(valid))
@@ -88,6 +91,6 @@ def search(train, valid, steps=200, algorithm="soba"):
 if __name__ == "__main__":
     torch.manual_seed(0)
     train, valid, _ = load(seed=0)
-    logits = search(train, valid, 20 if "--small" in sys.argv else 200)
+    logits = search(train, valid, 100 if "--small" in sys.argv else 200)
     for row in logits:
         print({name: round(share, 3) for name, share in zip(OPERATIONS, row.softmax(0).tolist(), strict=True)})

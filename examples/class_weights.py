@@ -78,6 +78,6 @@ def train(data, balanced, steps=300, algorithm="soba"):
 if __name__ == "__main__":
     torch.manual_seed(0)
     data, balanced, (x, y) = load(seed=0)
-    model, loss = train(data, balanced, 20 if "--small" in sys.argv else 300)
+    model, loss = train(data, balanced, 150 if "--small" in sys.argv else 300)
     print("weights:", [round(w, 2) for w in loss.log_weight.exp().tolist()])
     print("margins:", [round(m, 2) for m in loss.margin.tolist()])

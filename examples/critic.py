@@ -85,5 +85,5 @@ def value(logits, world):
 
 if __name__ == "__main__":
     world = lake(seed=0)
-    for steps in (0, 100 if "--small" in sys.argv else 3000):
+    for steps in (0, 600 if "--small" in sys.argv else 3000):
         print(f"value of the start after {steps} steps: {value(learn_policy(world, steps), world):.4f}")

@@ -87,6 +87,6 @@ def learn_tolls(city, steps=1000, algorithm="soba"):
 # --8<-- [end:core]
 if __name__ == "__main__":
     city = City(seed=0)
-    for steps in (0, 100 if "--small" in sys.argv else 1000):
+    for steps in (0, 500 if "--small" in sys.argv else 1000):
         _, split = learn_tolls(city, steps)
         print(f"total travel time after {steps} steps of the tolls: {city.travel_time(split):.4f}")

@@ -54,7 +54,7 @@ def small_source(server, monkeypatch):
     files = []
     for file, array in zip(sets.SOURCES["mnist"].files, (images(6), labels(6), images(4), labels(4)), strict=True):
         write(root / file.name, array)
-        files.append(sets.File(file.name, hashlib.md5((root / file.name).read_bytes()).hexdigest()))
+        files.append(sets.File(file.name, hashlib.sha256((root / file.name).read_bytes()).hexdigest()))
     monkeypatch.setitem(sets.SOURCES, "mnist", sets.Source(home, *files))
     monkeypatch.setattr("time.sleep", lambda s: None)  # pooch waits between tries
     return root, handler

@@ -29,6 +29,13 @@ def test_version_is_written_in_one_place():
     assert places == ["src/fsla/_version.py"]
 
 
+def test_build_backend_is_pinned():
+    """A build runs the backend's code: which one must not depend on the day."""
+    for path in [ROOT / "pyproject.toml", *ROOT.glob("*/pyproject.toml")]:
+        (backend,) = tomllib.loads(path.read_text(encoding="utf-8"))["build-system"]["requires"]
+        assert re.fullmatch(r"setuptools==\d+(\.\d+)+", backend)
+
+
 def test_workflow_tests_the_oldest_promised_python():
     (job,) = load_yaml(".github/workflows/tests.yml")["jobs"].values()
     (python,) = (step["with"]["python-version"] for step in job["steps"] if "with" in step)

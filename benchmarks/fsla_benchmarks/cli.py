@@ -69,7 +69,7 @@ def steps(
     for line in (*benchmark.lines(rows), *notes):
         print_line(line)
     if json_file is not None:
-        benchmark.save(json_file, rows, benchmark.describe_run(on, commit), notes)
+        benchmark.save(json_file, rows, {"benchmark": "steps", **benchmark.describe_run(on, commit)}, notes)
         print_line(str(json_file))
 
 
@@ -123,10 +123,15 @@ def tables(
     from fsla_benchmarks.automatic import spacing
     from fsla_benchmarks.data import images, report
 
-    writers = {"data": report.write_result, "images": images.write_table, "outer-every": spacing.write_result}
+    writers = {
+        "data": report.write_result,
+        "images": images.write_table,
+        "outer-every": spacing.write_result,
+        "steps": benchmark.write_rows,
+    }
 
     def write(result: Mapping[str, Any]) -> list[str]:
-        return writers.get(result["benchmark"], benchmark.write_costs)(result)
+        return writers.get(result.get("benchmark", ""), benchmark.write_costs)(result)
 
     write_text(page, benchmark.fill_tables(page.read_text(encoding="utf-8"), write))
     print_line(str(page))

@@ -101,5 +101,5 @@ def draw(figure, steps):
         places = torch.arange(len(OPERATIONS)) + 0.27 * (layer - 1)
         ax.bar(places, row.softmax(0), width=0.25, label=f"layer {layer + 1}")
     ax.axhline(1 / len(OPERATIONS), color="0.5", linewidth=0.8)
-    ax.set(xticks=range(len(OPERATIONS)), xticklabels=list(OPERATIONS), ylabel="share of the operation", ylim=(0, 0.3))
+    ax.set(xticks=range(len(OPERATIONS)), xticklabels=list(OPERATIONS), ylabel="share of the operation", ylim=(0, 0.8))
     ax.legend(ncols=3)

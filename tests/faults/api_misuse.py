@@ -7,7 +7,6 @@ import math
 from collections.abc import Callable, Iterator
 from functools import cache, partial
 from pathlib import Path
-from tempfile import mkdtemp
 from typing import Any
 
 import numpy as np
@@ -16,7 +15,7 @@ from torch import nn
 
 import fsla
 from faults.saved import BATCHES, _lazy_run, inner_loss, new_optimizer, outer_loss
-from faults.trials import SilentlyWrong, Trial
+from faults.trials import SilentlyWrong, Trial, new_folder
 from fsla import algorithms, contrib, data, distributed, hypergradients, problems, steps, train
 
 CATEGORY = "API misuse: wrong arguments"
@@ -177,7 +176,7 @@ def _use_problem(problem: Any) -> None:
 
 
 def _scratch(name: str) -> Path:
-    return Path(mkdtemp(prefix="fsla-faults-")) / name
+    return new_folder() / name
 
 
 @cache
@@ -202,7 +201,7 @@ def _fit_estimator(estimator: Any) -> None:
 
 _MODULE = {"inner_loss": inner_loss, "outer_loss": outer_loss}
 _FAST = {"strategies": ["trusted_only"], "learners": ["linear"]}
-_NO_USE: Callable[[Any], None] = lambda made: None  # noqa: E731 (a default)
+_NO_USE: Callable[[Any], None] = lambda result: None  # noqa: E731 (a default)
 
 
 def _module_arguments() -> dict[str, Any]:
@@ -361,9 +360,9 @@ def _rates(sizes: Any) -> None:
 for _name, _arguments in _STEPS.items():
     _use = _use_update if _name in _UPDATES else _rates if _name[0].islower() or "Sched" in _name else _NO_USE
     if _name in ("Ball", "Box"):
-        _use = lambda made: made({"w": torch.ones(2)})  # noqa: E731
+        _use = lambda projection: projection({"w": torch.ones(2)})  # noqa: E731
     if _name == "SoftThreshold":
-        _use = lambda made: made({"w": torch.ones(2)}, 0.1)  # noqa: E731
+        _use = lambda projection: projection({"w": torch.ones(2)}, 0.1)  # noqa: E731
     CALLS[_name] = (getattr(steps, _name), _arguments, _use)
 for _name, _fixed in _SOLVERS.items():
     CALLS[_name] = (getattr(hypergradients, _name), partial(dict, _fixed), _NO_USE)

@@ -11,13 +11,12 @@ import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from random import Random
-from tempfile import mkdtemp
 from typing import Any
 
 import torch
 
 from faults.saved import Saved, same, saved_things
-from faults.trials import SilentlyWrong, Trial
+from faults.trials import SilentlyWrong, Trial, new_folder
 from fsla._storage import _container as container
 
 WAIT_S = 20.0
@@ -53,7 +52,7 @@ def _trial(category: str, name: str, kind: str, act: Callable[[Saved, Path], Non
 
     def run() -> None:
         saved = saved_things()[kind]
-        path = saved.copy_to(Path(mkdtemp(prefix="fsla-faults-")) / "copy")
+        path = saved.copy_to(new_folder() / "copy")
         act(saved, path)
         result = saved.read(path)
         if not same(result, saved.expected):
@@ -134,7 +133,7 @@ def _torch_pickle(marker: Path) -> bytes:
 
 
 def _planted(kind: str, name: str, plant: Callable[[Path], bytes]) -> Trial:
-    marker = Path(mkdtemp(prefix="fsla-faults-")) / "executed"
+    marker = new_folder() / "executed"
     trial = _trial("files: planted pickles", name, kind, lambda saved, path: (path.write_bytes(plant(marker)), None)[1])
 
     def run() -> None:

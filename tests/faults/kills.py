@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 from random import Random
-from tempfile import mkdtemp
 from typing import Any
 
 import numpy as np
@@ -20,16 +19,11 @@ import torch
 import fsla
 from faults.children import failing, kill, run_child
 from faults.saved import run_fit, same
-from faults.trials import ProgramRaw, Refused, SilentlyWrong, Trial
+from faults.trials import ProgramRaw, Refused, SilentlyWrong, Trial, new_folder
 
 FIT, CLEAN = "kill -9 during fit, then again", "kill -9 while fsla clean writes, then again"
 FAILING = "system calls that fail at the n-th change of a file"
 ERRORS = (errno.ENOSPC, errno.EIO, errno.EACCES, errno.EROFS, errno.EDQUOT)
-
-
-def new_folder() -> Path:
-    """Return a folder for a trial."""
-    return Path(mkdtemp(prefix="fsla-faults-"))
 
 
 def trials(seed: int) -> Iterator[Trial]:

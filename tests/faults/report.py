@@ -1,4 +1,4 @@
-"""The counts of trials, as JSON and as the table of docs/reliability.md."""
+"""The counts of trials, as JSON and as the table of docs/explanation/reliability.md."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from faults.trials import BAD, Outcome, Result
 
 ROOT = Path(__file__).parent.parent.parent
 RESULTS = ROOT / "benchmarks" / "results" / "faults.json"
-PAGE = ROOT / "docs" / "reliability.md"
+PAGE = ROOT / "docs" / "explanation" / "reliability.md"
 _TABLE = re.compile(r"(?<=<!-- counts -->\n).*(?=<!-- end of counts -->)", re.DOTALL)
 
 
@@ -56,7 +56,7 @@ def table(content: dict[str, Any]) -> str:
     head = ["", "trials", *map(str, Outcome)]
     lines = [head, ["---", *["--:"] * (len(head) - 1)]]
     for name, row in [*rows.items(), ("**all**", total)]:
-        lines.append([name, str(sum(row.values())), *(str(row[outcome]) for outcome in Outcome)])
+        lines.append([name, *map(str, (sum(row[o] for o in Outcome), *(row[o] for o in Outcome)))])
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
@@ -66,13 +66,13 @@ def page_with(text: str, content: dict[str, Any]) -> str:
 
 
 def write(counts: Counts, seeds: Sequence[int]) -> None:
-    """Write the JSON, and the table into the page."""
-    about = {
-        "seeds": list(seeds),
-        "fsla": fsla.__version__,
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-    }
-    content = about | counts.as_dict()
+    """Write the counts into the JSON, where other categories stay, and the table into the page."""
+    content = json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.exists() else {"categories": {}}
+    fresh = counts.as_dict()
+    for name, row in fresh["categories"].items():
+        content["categories"][name] = row | {"seeds": list(seeds)}
+    if "hard problems" in fresh["categories"]:
+        content["problems"] = fresh["problems"]
+    content |= {"fsla": fsla.__version__, "torch": torch.__version__, "python": platform.python_version()}
     RESULTS.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
     PAGE.write_text(page_with(PAGE.read_text(encoding="utf-8"), content), encoding="utf-8")

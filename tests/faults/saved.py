@@ -8,13 +8,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from tempfile import mkdtemp
 from typing import Any
 
 import numpy as np
 import torch
 
 import fsla
+from faults.trials import new_folder
 from fsla._state_tree import flatten
 from fsla.contrib import LazyRowOptimizer, load_shards, save_shards
 from fsla.distributed import IndexRange
@@ -130,7 +130,7 @@ def _read_shards(path: Path) -> Any:
 @cache
 def saved_things() -> dict[str, Saved]:
     """Return one of each kind."""
-    place = Path(mkdtemp(prefix="fsla-faults-"))
+    place = new_folder()
 
     def nest(seed: int) -> Any:
         return {
@@ -169,7 +169,7 @@ def saved_things() -> dict[str, Saved]:
 
 
 def _thing(folder: Path, other: Path, file: str, read: Callable[[Path], Any]) -> Saved:
-    scratch = Path(mkdtemp(prefix="fsla-faults-")) / "copy"
+    scratch = new_folder() / "copy"
     shutil.copytree(folder, scratch)
     return Saved(folder, file, read, read(scratch / file), (other / file).read_bytes())
 

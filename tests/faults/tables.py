@@ -18,8 +18,7 @@ from typing import Any
 import numpy as np
 
 from faults.children import run_child
-from faults.kills import new_folder
-from faults.trials import ProgramRaw, Refused, SilentlyWrong, Trial
+from faults.trials import ProgramRaw, Refused, SilentlyWrong, Trial, new_folder
 
 CATEGORY, COMMAND = "hostile tables", "hostile tables at the command line"
 HEADER = ["name", "zip", "x", "source", "label", "checked"]
@@ -313,8 +312,8 @@ def _command(content: bytes, arguments: list[str]) -> Callable[[], None]:
             os.dup2(descriptor, 2)
             sys.stdout = open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115 (the process ends)
             sys.stderr = open(2, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
-            filled = [argument.replace("{data}", str(data)) for argument in arguments]
-            sys.argv = ["fsla", "clean", str(data), *filled]
+            completed = [argument.replace("{data}", str(data)) for argument in arguments]
+            sys.argv = ["fsla", "clean", str(data), *completed]
             if "-o" not in arguments:
                 sys.argv += ["-o", str(folder / "out")]
             try:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
 import linecache
+import shutil
 import signal
 import traceback
 import warnings
@@ -11,6 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
+from tempfile import mkdtemp
 
 import fsla
 
@@ -32,6 +35,15 @@ class Outcome(StrEnum):
     """It was accepted without a word, and is wrong."""
     HANG = "hang"
     """It did not end in time."""
+
+
+_SCRATCH = Path(mkdtemp(prefix="fsla-faults-"))
+atexit.register(shutil.rmtree, _SCRATCH, ignore_errors=True)
+
+
+def new_folder() -> Path:
+    """Return an empty folder, which is removed when the process ends."""
+    return Path(mkdtemp(dir=_SCRATCH))
 
 
 BAD = (Outcome.RAW, Outcome.SILENT, Outcome.HANG)

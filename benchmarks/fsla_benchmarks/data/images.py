@@ -231,13 +231,16 @@ def write_table(result: Mapping[str, Any]) -> list[str]:
     """Return the table of a page as lines of Markdown: a row for each party, a column for each seed."""
     runs = result["runs"]
     seeds = [f"seed {run['seed']}" for run in runs]
-    lines = [f"| trained on | {' | '.join(seeds)} | gap closed | seconds |", "| --- " * (len(seeds) + 3) + "|"]
+    lines = [
+        f"| trained on | {' | '.join(seeds)} | gap closed | seconds | CPU seconds |",
+        "| --- " * (len(seeds) + 4) + "|",
+    ]
     for name in PARTIES:
         if all(name in run for run in runs):
             accuracy = " | ".join(f"{run[name]['accuracy']:.3f}" for run in runs)
             closed = " / ".join(f"{run[name]['gap_closed']:.2f}" for run in runs)
-            seconds = " / ".join(f"{run[name]['seconds']:.0f}" for run in runs)
-            lines.append(f"| {NAMES[name]} | {accuracy} | {closed} | {seconds} |")
+            seconds, cpu = (" / ".join(f"{run[name][key]:.0f}" for run in runs) for key in ("seconds", "cpu_seconds"))
+            lines.append(f"| {NAMES[name]} | {accuracy} | {closed} | {seconds} | {cpu} |")
     return lines
 
 

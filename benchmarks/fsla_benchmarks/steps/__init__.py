@@ -1,7 +1,7 @@
 """What a hyper-iteration costs: cases, candidates (ours, the peers', JAX's), and the race between them."""
 
 from fsla_benchmarks.steps.cases import PROBLEMS, Case, case
-from fsla_benchmarks.steps.race import Row, lines
+from fsla_benchmarks.steps.race import Row, lines, write_rows
 from fsla_benchmarks.steps.request import BenchRequest
 from fsla_benchmarks.steps.results import describe_run, fill_tables, save
 from fsla_benchmarks.steps.table import SCALINGS, measure, scaling
@@ -26,4 +26,5 @@ __all__ = [
     "save",
     "scaling",
     "write_costs",
+    "write_rows",
 ]

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -138,3 +138,13 @@ def lines(rows: list[Row]) -> list[str]:
         memory = (number(r.memory_mb), number(r.peak_mb), number(r.peak_ratio, 2))
         out.append(_TABLE.format(r.problem, step, r.engine, r.precision or "", *times, *memory, varied).rstrip())
     return out
+
+
+def write_rows(result: Mapping[str, Any]) -> list[str]:
+    """Return the lines of a table in Markdown, from what a file of results holds."""
+    table = ["| problem | step | engine | unit steps (quartiles) | unit | ms |", "| --- | --- | --- | --- | --- | --- |"]
+    for r in (Row(**row) for row in result["rows"]):
+        step = ", ".join(x for x in (r.method, r.momentum, r.samples) if x)
+        cells = (r.problem, step, r.engine, f"{r.ratio:.2f} ({r.low:.2f}–{r.high:.2f})", r.unit, f"{r.ms:.2f}")
+        table.append(f"| {' | '.join(cells)} |")
+    return table

@@ -26,8 +26,20 @@ from fsla_reproduction.datasets.idx import DataError, read_idx
 
 
 class File(NamedTuple):
+    """A published file.
+
+    Args:
+        name: its name.
+        digest: its SHA-256. Of QMNIST's images only the MD5 is published, which a forger could match.
+    """
+
     name: str
-    md5: str
+    digest: str
+
+    @property
+    def algorithm(self) -> str:
+        """The name of the digest's algorithm, by its length."""
+        return "sha256" if len(self.digest) == 64 else "md5"
 
 
 @dataclass(frozen=True)
@@ -45,32 +57,32 @@ class Source:
         return self.train_images, self.train_labels, self.test_images, self.test_labels
 
 
-def _classic(home: str, *md5: str) -> Source:
+def _classic(home: str, *digests: str) -> Source:
     names = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
-    return Source(home, *(File(f"{name}.gz", m) for name, m in zip(names, md5, strict=True)))
+    return Source(home, *(File(f"{name}.gz", m) for name, m in zip(names, digests, strict=True)))
 
 
 SOURCES = {
     "mnist": _classic(
         "https://ossci-datasets.s3.amazonaws.com/mnist/",
-        "f68b3c2dcbeaaa9fbdd348bbdeb94873",
-        "d53e105ee54ea40749a09fcbcd1e9432",
-        "9fb629c4189551a2d022fa330f9573f3",
-        "ec29112dd5afa0611ce80d1b7f02629c",
+        "440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609",
+        "3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c",
+        "8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6",
+        "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6",
     ),
     "fashion-mnist": _classic(
         "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",
-        "8d4fb7e6c68d591d4c3dfef9ec88bf0d",
-        "25c81989df183df01b3e8a0aad5dffbe",
-        "bef4ecab320f06d8554ea6380940ec79",
-        "bb300cfdad3c16e7a12a480ee83cd310",
+        "3aede38d61863908ad78613f6a32ed271626dd12800ba2636569512369268a84",
+        "a04f17134ac03560a47e3764e11b92fc97de4d1bfaf8ba1a3aa29af54cc90845",
+        "346e55b948d973a97e58d2351dde16a484bd415d4595297633bb08f03db6a073",
+        "67da17c76eaffca5446c3361aaab5c3cd6d1c2608764d35dfb1850b086bf8dd5",
     ),
     "qmnist": Source(
         "https://raw.githubusercontent.com/facebookresearch/qmnist/master/",
         File("qmnist-train-images-idx3-ubyte.gz", "ed72d4157d28c017586c42bc6afe6370"),
-        File("qmnist-train-labels-idx2-int.gz", "0058f8dd561b90ffdd0f734c6a30e5e4"),
+        File("qmnist-train-labels-idx2-int.gz", "2c05dc77f6b916b38e455e97ab129a42a444f3dbef09b278a366f82904e0dd9f"),
         File("qmnist-test-images-idx3-ubyte.gz", "1394631089c404de565df7b7aeaf9412"),
-        File("qmnist-test-labels-idx2-int.gz", "5b5b05890a5e13444e108efe57b788aa"),
+        File("qmnist-test-labels-idx2-int.gz", "9fbcbe594c3766fdf4f0b15c5165dc0d1e57ac604e01422608bb72c906030d06"),
     ),
 }
 NAMES = ("digits", *SOURCES)
@@ -227,7 +239,7 @@ def fetch(
     store = pooch.create(
         path=folder / name,
         base_url=home or source.home,
-        registry={f.name: f"md5:{f.md5}" for f in source.files},
+        registry={f.name: f"{f.algorithm}:{f.digest}" for f in source.files},
         retry_if_failed=tries,
     )
     pooch.get_logger().setLevel("ERROR")
@@ -240,7 +252,7 @@ def fetch(
         except DownloadRefused as error:
             raise DataError(str(error)) from None
         except ValueError as error:  # pooch keeps no file whose checksum is wrong
-            raise DataError(f"The download of {file.name} must have the checksum {file.md5}. {error}") from None
+            raise DataError(f"The download of {file.name} must have the checksum {file.digest}. {error}") from None
         except Exception as error:  # every kind of network trouble
             why = f", and cannot be downloaded ({type(error).__name__})"
             raise DataError(missing_text(name, [p for p in paths if not p.exists()], why)) from None
@@ -284,7 +296,7 @@ def _check_file(name: str, folder: Path, file: File, read: Callable[[Path], npt.
         return Check(path, False, f"missing; `fsla data fetch {name}` downloads it"), 0
     try:
         shape = read(path).shape
-        same = hashlib.md5(path.read_bytes(), usedforsecurity=False).hexdigest() == file.md5
+        same = hashlib.new(file.algorithm, path.read_bytes(), usedforsecurity=False).hexdigest() == file.digest
     except (DataError, OSError) as error:
         return Check(path, False, str(error)), 0
     known = "as published" if same else "readable, but not the published file"

@@ -64,8 +64,8 @@ def publish_file(path: Path, content: bytes) -> None:
         FileError: if the path names a link or anything else but a regular file.
         OSError: if the file cannot be written; it names `path`, and what was there stays.
     """
-    check_regular(path)
     with naming(path):
+        check_regular(path)
         _replace(path, content)
 
 

@@ -23,7 +23,7 @@ from fsla._storage._json_values import items, number, record, text
 from fsla._tree import Tree
 from fsla.contrib._lazy_rows import LazyRowOptimizer
 from fsla.distributed._shards import IndexRange
-from fsla.train._checkpoint import CheckpointError, file_errors, load_nest, save_nest
+from fsla.train._checkpoint import CheckpointError, disk_errors, file_errors, load_nest, save_nest
 
 MANIFEST = "manifest.fsla"
 _KIND = "the manifest of a run on several ranks"
@@ -214,7 +214,8 @@ def _path(folder: Path, step_count: int, owner: IndexRange) -> Path:
 
 def _save(folder: Path, step_count: int, owner: IndexRange, content: object) -> None:
     path = _path(folder, step_count, owner)
-    path.parent.mkdir(parents=True, exist_ok=True)
+    with disk_errors(folder):
+        path.parent.mkdir(parents=True, exist_ok=True)
     save_nest(path, _KIND_OF_RANK, content)
 
 
@@ -225,16 +226,17 @@ def _count_ranks(count: int) -> str:
 def _publish(folder: Path, step_count: int, owner: IndexRange) -> None:
     """Make the files of a step the run that is saved, and remove those of others."""
     named = [_path(folder, step_count, each) for each in owner.full()]
-    with file_errors():
+    with disk_errors(folder), file_errors():
         digests = [container.read_digest(path) for path in named]
         manifest = _Manifest(step_count, owner.num_samples, owner.world_size, digests)
         container.write(folder / MANIFEST, _KIND, {}, cast(Any, manifest._asdict()))
-    for path in folder.glob("rank-*-of-*/step-*.safetensors"):
-        if path not in named:
-            path.unlink(missing_ok=True)
-    for place in folder.glob("rank-*-of-*"):
-        if not any(place.iterdir()):
-            place.rmdir()
+    with disk_errors(folder):
+        for path in folder.glob("rank-*-of-*/step-*.safetensors"):
+            if path not in named:
+                path.unlink(missing_ok=True)
+        for place in folder.glob("rank-*-of-*"):
+            if not any(place.iterdir()):
+                place.rmdir()
 
 
 def _manifest(folder: Path) -> _Manifest:

@@ -6,6 +6,7 @@ files is read once, block by block, and a `dask.dataframe` is reduced as a tree 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 
 from fsla._extras import install_hint, require
+from fsla._storage._files import FileError, open_regular
 from fsla.data._dataset import Array, Task
 from fsla.data._group_weights import (
     MAX_ENTRIES,
@@ -350,8 +352,17 @@ def read_trusted(trusted: str | Path | pd.DataFrame) -> pd.DataFrame:
         _need("parquet")
         import pyarrow.parquet as parquet
 
-        return parquet.read_table(path).to_pandas()
-    return pd.read_csv(path)
+        read: Any = lambda file: parquet.read_table(file).to_pandas()  # noqa: E731 (one of two readers)
+    else:
+        read = pd.read_csv
+    try:
+        with open(open_regular(path, os.O_RDONLY), "rb") as file:
+            table: pd.DataFrame = read(file)
+    except FileError:
+        raise
+    except (ValueError, OSError) as error:
+        raise ValueError(f"Cannot read {path}: {error}.") from error
+    return table
 
 
 def choose_columns(

@@ -12,12 +12,14 @@ import inspect
 import os
 from collections.abc import Sequence
 from contextlib import nullcontext
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers import Trainer, TrainerCallback
 
+from fsla._storage._files import open_regular
 from fsla.integrations._config import trusted_rows
 from fsla.integrations.transformers._config import BilevelConfig
 from fsla.integrations.transformers._loss import WeightedLossFunction, install_loss_function
@@ -394,7 +396,11 @@ class BilevelTrainerMixin(_Base):  # type: ignore[misc]
                 f"{checkpoint} has no {STATE_FILE}: it is not a checkpoint of a bilevel run. Resume from another one, "
                 "or begin anew with resume_from_checkpoint=None."
             )
-        saved: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+        try:
+            with open(open_regular(Path(path), os.O_RDONLY), "rb") as file:
+                saved: dict[str, Any] = torch.load(file, map_location="cpu", weights_only=True)
+        except Exception as error:  # torch.load raises whatever a damaged file makes of it
+            raise ValueError(f"Cannot read {path}: it is damaged ({error}). Resume from another checkpoint.") from error
         return saved
 
 
