@@ -30,9 +30,11 @@ FIRST = 20
 """Products of the first estimate of L."""
 OFTEN = 5
 RARELY = 10
-"""Steps between two later products: OFTEN at first, twice as many after each that agrees with L, RARELY at most. ω is
-stable while L grows less than twofold, and λ may multiply it by exp(BEND) in each step, a longer one at
-outer_every > 1."""
+SELDOM = 40
+"""Steps between two later products: OFTEN at first, twice as many after each that agrees with L, at most RARELY where ω
+moves by L, and SELDOM where an optimiser moves it. ω is stable while L grows less than twofold, and λ may multiply it by
+exp(BEND) in each step, a longer one at outer_every > 1.
+"""
 AGREES = 0.05
 """By how much of itself L may change at a product that agrees with it."""
 DECAY = 0.9
@@ -288,7 +290,7 @@ class Automatic(StepSizes[Measured]):
             state = self._measure_unit(view, push, state)
         if self.measures:
             return self._measure_curvature(view, products, state)
-        interval = min(2 * state.interval, RARELY) if state.interval else self._soon
+        interval = min(2 * state.interval, SELDOM) if state.interval else self._soon
         return evolve(state, next_look=state.next_look + interval, interval=interval)
 
     def _measure_unit(self, view: View, push: Push, state: Measured) -> Measured:
@@ -360,9 +362,9 @@ class Automatic(StepSizes[Measured]):
             )
         agrees = products == 1 and abs(curvature - before) <= AGREES * before
         interval = self._soon if not state.next_look else 2 * state.interval if agrees else OFTEN
-        longest = RARELY / math.sqrt(self.outer_every) if self.inner else RARELY
+        longest = RARELY / math.sqrt(self.outer_every) if self.inner else SELDOM
         interval = max(1, min(interval, int(longest)))
-        if interval == RARELY:  # The guard of a run asks the device at the same steps.
+        if interval % RARELY == 0:  # The guard of a run asks the device at the same steps.
             interval -= state.next_look % RARELY
         return evolve(state, next_look=state.next_look + interval, interval=interval)
 
