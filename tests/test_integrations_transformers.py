@@ -333,7 +333,7 @@ def test_second_train_goes_on(tmp_path):
 
 
 def test_due_step_passes_three_times_and_others_once(tmp_path):
-    """Counted at the model's forward: (m + 2) / m plain steps, where L is not measured."""
+    """Counted at the model's forward: (m + 2) / m plain steps, and looks at the unit of λ's steps beside them."""
     calls = []
     model = tiny_gpt2()
     model.register_forward_hook(lambda *_: calls.append(model.training))
@@ -353,7 +353,7 @@ def test_due_step_passes_three_times_and_others_once(tmp_path):
     trainer.train()
     begins = due.index(True)
     assert all(count == 1 for count, is_due in zip(counts, due, strict=True) if not is_due)
-    assert [count for k, count in enumerate(counts) if due[k] and k != begins] == [3, 3, 3]
+    assert [count for k, count in enumerate(counts) if due[k] and k != begins] == [3, 12, 3]  # One look.
     assert counts[begins] == 6  # Three more look at the losses before the run begins.
     assert sum(due) == 4
 

@@ -31,9 +31,10 @@ FIRST = 20
 OFTEN = 5
 RARELY = 10
 SELDOM = 40
-"""Steps between two later products: OFTEN at first, twice as many after each that agrees with L, at most RARELY where ω
-moves by L, and SELDOM where an optimiser moves it. ω is stable while L grows less than twofold, and λ may multiply it by
-exp(BEND) in each step, a longer one at outer_every > 1.
+"""Steps between two later products: OFTEN at first, twice as many after each that agrees with L and half as many after
+others. They are RARELY at most where ω moves by L, and SELDOM or some √m times that where an optimiser moves it.
+
+ω is stable while L grows less than twofold, and λ may multiply it by exp(BEND) in each step.
 """
 AGREES = 0.05
 """By how much of itself L may change at a product that agrees with it."""
@@ -280,6 +281,12 @@ class Automatic(StepSizes[Measured]):
             gradient=where(full, zeros_like(gradient), gradient),
         )
 
+    @property
+    def _longest(self) -> int:
+        """The most steps between two products."""
+        root = math.sqrt(self.outer_every)
+        return int(RARELY / root) if self.inner else SELDOM * round(root)
+
     def products_due(self, k: int, state: Measured) -> int:
         if not (self.measures or self.outer) or k < state.next_look:
             return 0
@@ -290,7 +297,7 @@ class Automatic(StepSizes[Measured]):
             state = self._measure_unit(view, push, state)
         if self.measures:
             return self._measure_curvature(view, products, state)
-        interval = min(2 * state.interval, SELDOM) if state.interval else self._soon
+        interval = min(2 * state.interval, self._longest) if state.interval else self._soon
         return evolve(state, next_look=state.next_look + interval, interval=interval)
 
     def _measure_unit(self, view: View, push: Push, state: Measured) -> Measured:
@@ -360,10 +367,11 @@ class Automatic(StepSizes[Measured]):
                 f"{curvature}. Give optimisers with step sizes of your own, or add a penalty on the parameters to the "
                 "inner loss."
             )
-        agrees = products == 1 and abs(curvature - before) <= AGREES * before
-        interval = self._soon if not state.next_look else 2 * state.interval if agrees else OFTEN
-        longest = RARELY / math.sqrt(self.outer_every) if self.inner else SELDOM
-        interval = max(1, min(interval, int(longest)))
+        near = AGREES * (1 - decay) / (1 - DECAY)  # One estimate counts for more where it stands for several steps.
+        agrees = products == 1 and abs(curvature - before) <= near * before
+        longer = 2 * state.interval if agrees else OFTEN if curvature > 2 * before else state.interval // 2
+        interval = max(longer, OFTEN) if state.next_look else self._soon
+        interval = max(1, min(interval, self._longest))
         if interval % RARELY == 0:  # The guard of a run asks the device at the same steps.
             interval -= state.next_look % RARELY
         return evolve(state, next_look=state.next_look + interval, interval=interval)
