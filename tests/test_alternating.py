@@ -356,7 +356,7 @@ def test_step_memory_does_not_grow():
         (lambda: fsla.algorithms.ns(R, num_terms=0), ValueError, "'num_terms' of Neumann.*at least 1"),
         (lambda: fsla.algorithms.ns(R, adjoint_lr=0.0), ValueError, "'adjoint_lr' of Neumann.*positive"),
         (lambda: fsla.algorithms.cg(R, hvp_steps=2.0), TypeError, "whole number"),
-        (lambda: fsla.algorithms.bp(R, inner_steps=-1), ValueError, "'inner_steps' of Alternating.*Got -1"),
+        (lambda: fsla.algorithms.bp(R, inner_steps=-1), ValueError, "'inner_steps' of the algorithm.*Got -1"),
         (lambda: fsla.algorithms.bp(R, unroll_length=0), ValueError, "'unroll_length' of ReverseUnroll"),
         (lambda: fsla.steps.constant(-0.1, 0.1, 0.1), ValueError, "'outer_lr'.*at least 0. Got -0.1"),
         (lambda: fsla.steps.constant(0.1, float("nan"), 0.1), ValueError, "'inner_lr'.*finite"),

@@ -337,7 +337,7 @@ def test_hypergradient_odd_argument_raises():
         fsla.check_hypergradient(problem, at, batch, batch, num_steps=(0,))
     with pytest.raises(TypeError, match=r"must be a number. Got '0.1'"):
         fsla.hypergradient(problem, at, batch, batch, "neumann", step_size="0.1")
-    with pytest.raises(TypeError, match=r"fsla.Point\(lam, omega\). Got tuple"):
+    with pytest.raises(TypeError, match=r"must be a fsla\.Point\. Got tuple"):
         fsla.hypergradient(problem, (at.lam, at.omega), batch, batch)
     with pytest.raises(ValueError, match="Did you mean 'cg'"):
         fsla.hypergradient(problem, at, batch, batch, "CG")

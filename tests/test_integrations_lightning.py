@@ -123,7 +123,10 @@ def test_accumulation_takes_whole_gradient():
 
 
 def test_passes_are_counted_and_logged_once():
-    """Three passes on due steps, one on others; `training_step` logs its first pass alone."""
+    """Three passes on due steps, one on others; `training_step` logs its first pass alone.
+
+    Five or nine more measure the unit of λ's steps now and then.
+    """
     module = TextModule(outer_every=2, adjoint_optimizer=partial(SGD, lr=0.05))
     passes, counts = [], []
     module.net.register_forward_hook(lambda *_: passes.append(1))
@@ -142,7 +145,11 @@ def test_passes_are_counted_and_logged_once():
     run(20, module, callbacks=[Count(), Means()])
     due = [module.bilevel.algorithm.due(k) for k in range(20)]
     begins = due.index(True)
-    assert [n for k, n in enumerate(counts) if k != begins] == [3 if d else 1 for k, d in enumerate(due) if k != begins]
+    looks = [k for k, n in enumerate(counts) if n in (8, 12)]
+    assert 1 <= len(looks) <= 3
+    assert all(due[k] for k in looks)
+    others = [k for k in range(20) if k not in (begins, *looks)]
+    assert [counts[k] for k in others] == [3 if due[k] else 1 for k in others]
     assert counts[begins] == 6
     logged = run(20, TextModule(outer_every=2), max_epochs=1)
     assert {"outer_loss", "weight/0", "weight/4", "loss"} <= logged.trainer.callback_metrics.keys()

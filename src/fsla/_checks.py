@@ -24,10 +24,16 @@ def pick(name: str, table: Mapping[str, T], what: str) -> T:
     raise ValueError(f"The {what} must be one of {', '.join(map(repr, table))}. Got {name!r} instead.{hint}")
 
 
+def _shown(value: object) -> str:
+    """A value as a message shows it: by its type where it is long."""
+    text = repr(value)
+    return text if len(text) <= 60 and "\n" not in text else type(value).__name__
+
+
 def whole_number(value: object, name: str, owner: str, *, least: int = 1) -> None:
     """Raise unless value is a whole number that is large enough."""
     if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"The {name!r} of {owner} must be a whole number. Got {value!r} instead.")
+        raise TypeError(f"The {name!r} of {owner} must be a whole number. Got {_shown(value)} instead.")
     if value < least:
         raise ValueError(f"The {name!r} of {owner} must be at least {least}. Got {value} instead.")
 
@@ -35,13 +41,13 @@ def whole_number(value: object, name: str, owner: str, *, least: int = 1) -> Non
 def function(value: object, name: str, owner: str, *, optional: bool = False) -> None:
     """Raise unless value can be called, or is None where it is optional."""
     if not callable(value) and not (optional and value is None):
-        raise TypeError(f"The {name!r} of {owner} must be a function. Got {value!r} instead.")
+        raise TypeError(f"The {name!r} of {owner} must be a function. Got {_shown(value)} instead.")
 
 
 def file_path(value: object, name: str, owner: str) -> Path:
     """Return the path of a file or folder; raise unless value can be one."""
     if not isinstance(value, str | os.PathLike):
-        raise TypeError(f"The {name!r} of {owner} must be a path. Got {value!r} instead.")
+        raise TypeError(f"The {name!r} of {owner} must be a path. Got {_shown(value)} instead.")
     path = Path(value)
     if "\0" in str(path):
         raise ValueError(f"The {name!r} of {owner} holds a null character, which no path has. Got {str(path)!r}.")
@@ -51,7 +57,7 @@ def file_path(value: object, name: str, owner: str) -> Path:
 def number(value: object, name: str, owner: str, *, low: float = -math.inf, high: float = math.inf) -> None:
     """Raise unless value is a finite number in a closed range."""
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise TypeError(f"The {name!r} of {owner} must be a number. Got {value!r} instead.")
+        raise TypeError(f"The {name!r} of {owner} must be a number. Got {_shown(value)} instead.")
     if not math.isfinite(value) or not low <= value <= high:
         bounds = (
             "" if low == -math.inf else f" between {low:g} and {high:g}" if high < math.inf else f" of {low:g} or more"
@@ -62,7 +68,7 @@ def number(value: object, name: str, owner: str, *, low: float = -math.inf, high
 def instance(value: object, kind: type | tuple[type, ...], name: str, owner: str, what: str) -> None:
     """Raise unless value is of a class; `what` describes it for the message."""
     if not isinstance(value, kind):
-        raise TypeError(f"The {name!r} of {owner} must be {what}. Got {value!r} instead.")
+        raise TypeError(f"The {name!r} of {owner} must be {what}. Got {_shown(value)} instead.")
 
 
 def target_device(value: Any, name: str, owner: str) -> torch.device:
@@ -72,7 +78,7 @@ def target_device(value: Any, name: str, owner: str) -> torch.device:
     if isinstance(value, torch.device):
         return value
     if not isinstance(value, str):
-        raise TypeError(f"The {name!r} of {owner} must be a torch.device or its name. Got {value!r} instead.")
+        raise TypeError(f"The {name!r} of {owner} must be a torch.device or its name. Got {_shown(value)} instead.")
     try:
         return torch.device(value)
     except RuntimeError as error:
@@ -84,7 +90,7 @@ def positive(value: object, name: str, owner: str, *, optional: bool = False) ->
     if optional and value is None:
         return
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise TypeError(f"The {name!r} of {owner} must be a number. Got {value!r} instead.")
+        raise TypeError(f"The {name!r} of {owner} must be a number. Got {_shown(value)} instead.")
     if not 0 < value < float("inf"):
         raise ValueError(f"The {name!r} of {owner} must be positive. Got {value} instead.")
 

@@ -76,7 +76,10 @@ class TextVectors:
         """Restore what `to_state` returned."""
         vectors = cls()
         vectors.terms, vectors.analyzer = values["terms"], values["analyzer"]
-        vectors.idf, vectors.components = stored_array(arrays, "idf", 1), stored_array(arrays, "components", 2)
+        vectors.idf, vectors.components = (
+            stored_array(arrays, "idf", 1),
+            stored_array(arrays, "components", 2, np.float32),
+        )
         number = len(vectors.terms)
         if vectors.idf.shape != (number,) or vectors.components.shape[1:] != ((number,) if number else (0,)):
             raise ValueError(f"The arrays of a text column do not fit its {number} terms.")
