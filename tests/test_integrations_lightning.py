@@ -145,10 +145,10 @@ def test_passes_are_counted_and_logged_once():
     run(20, module, callbacks=[Count(), Means()])
     due = [module.bilevel.algorithm.due(k) for k in range(20)]
     begins = due.index(True)
-    looks = [k for k, n in enumerate(counts) if n in (8, 12)]
-    assert 1 <= len(looks) <= 3
-    assert all(due[k] for k in looks)
-    others = [k for k in range(20) if k not in (begins, *looks)]
+    longer = [k for k, n in enumerate(counts) if n in (8, 12)]
+    assert 1 <= len(longer) <= 3
+    assert all(due[k] for k in longer)
+    others = [k for k in range(20) if k not in (begins, *longer)]
     assert [counts[k] for k in others] == [3 if due[k] else 1 for k in others]
     assert counts[begins] == 6
     logged = run(20, TextModule(outer_every=2), max_epochs=1)
