@@ -8,6 +8,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 import fsla
+from comparisons import accuracy
 
 METRIC, BETTER, DIGITS = "test accuracy of a classifier trained on ten images, %", "higher", 1
 STEPS, SMALL, SIZE = 1000, 60, (9, 2.4)
@@ -21,10 +22,6 @@ SUMMARY = [
     ),
 ]
 """Lines of the gallery's table: title, score, and the methods that it shows."""
-
-
-def accuracy(model, data):
-    return 100 * (model(data[0]).argmax(1) == data[1]).float().mean().item()
 
 
 def solved(images):

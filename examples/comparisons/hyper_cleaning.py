@@ -7,6 +7,8 @@ from hyper_cleaning import clean, draw_batch, load, make_model
 from sklearn.metrics import roc_auc_score
 from torch.nn.functional import cross_entropy
 
+from comparisons import accuracy
+
 METRIC, BETTER, DIGITS = "test accuracy, %", "higher", 1
 STEPS, SMALL, SIZE = 1000, 15, (7, 3.2)
 SUMMARY = [
@@ -19,10 +21,6 @@ SUMMARY = [
     ),
 ]
 """Lines of the gallery's table: title, score, and the methods that it shows."""
-
-
-def accuracy(model, data):
-    return 100 * (model(data[0]).argmax(1) == data[1]).float().mean().item()
 
 
 def train_plainly(data, steps):

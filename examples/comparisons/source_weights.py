@@ -6,6 +6,8 @@ import torch
 from source_weights import KINDS, load, make_model, outer_loss, train
 from torch.nn.functional import cross_entropy
 
+from comparisons import accuracy
+
 METRIC, BETTER, DIGITS = "test accuracy, %", "higher", 1
 STEPS, SMALL, SIZE = 500, 40, (8, 3.6)
 SUMMARY = [
@@ -18,10 +20,6 @@ SUMMARY = [
     ),
 ]
 """Lines of the gallery's table: title, score, and the methods that it shows."""
-
-
-def accuracy(model, data):
-    return 100 * (model(data[0]).argmax(1) == data[1]).float().mean().item()
 
 
 def train_plainly(data, steps):

@@ -265,7 +265,7 @@ class ExponentiatedGradient(Update):
     """
 
     def init(self, x: Tree) -> Variable:
-        if not all(t.is_meta or bool((t > 0).all()) for t in x.values()):
+        if not all(bool((t > 0).all()) for t in x.values()):
             raise ValueError(
                 "The start of a variable that moves by ExponentiatedGradient() must be positive in every coordinate."
             )
